@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fault injection: makes the n-th event of a kind fail, so that tests can walk every error path. One object per rank,
+ * reached through the device; a NULL pointer never fails anything. */
+#ifndef LEV_COMMON_FAULT_H
+#define LEV_COMMON_FAULT_H
+
+#include <stdint.h>
+
+#include "common/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum lev_fault_kind {
+  LEV_FAULT_ALLOC,      /* slab, arena or host-heap allocation */
+  LEV_FAULT_COPY,       /* lev_copy, lev_fill */
+  LEV_FAULT_COLLECTIVE, /* any lev_comm_* enqueue */
+  LEV_FAULT_FILE,       /* open, write, fsync, rename, ... */
+  LEV_FAULT_DROP_WAIT,  /* lev_stream_wait number n is silently dropped (mutation test) */
+  LEV_FAULT_KINDS
+} lev_fault_kind;
+
+typedef struct lev_fault {
+  int64_t fail_at[LEV_FAULT_KINDS]; /* 1-based event number that fails; 0 = never */
+  int64_t seen[LEV_FAULT_KINDS];    /* events so far; written by the owning rank's thread only */
+} lev_fault;
+
+/* Counts one event; true when this is the one that must fail. `fault` may be NULL. */
+static inline int lev_fault_hit(lev_fault *fault, lev_fault_kind kind) {
+  if (!fault) return 0;
+  return ++fault->seen[kind] == fault->fail_at[kind];
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/t.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define T_MAX 1024
+#define T_RANKS_MAX 64
+
+typedef struct t_entry {
+  const char *name, *file;
+  t_fn fn;
+} t_entry;
+
+static t_entry entries[T_MAX];
+static int n_entries;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int failures; /* of the running test */
+static bool skipped;
+static uint64_t seed = 20260901;
+
+void t_register(const char *name, const char *file, t_fn fn) {
+  if (n_entries == T_MAX) {
+    fprintf(stderr, "too many tests\n");
+    exit(2);
+  }
+  entries[n_entries++] = (t_entry){name, file, fn};
+}
+
+bool t_check(bool ok, const char *file, int line, const char *format, ...) {
+  if (ok) return true;
+  pthread_mutex_lock(&lock);
+  if (++failures <= 20) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "  %s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+  }
+  pthread_mutex_unlock(&lock);
+  return false;
+}
+
+bool t_check_status(lev_status got, lev_status want, const char *expr, const char *file, int line) {
+  if (got == want) return true;
+  return t_check(false, file, line, "%s: got \"%s\" (%s), expected \"%s\"", expr, lev_status_text(got), lev_detail(),
+                 lev_status_text(want));
+}
+
+void t_skip(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  pthread_mutex_lock(&lock);
+  skipped = true;
+  printf("  skipped: ");
+  vprintf(format, args);
+  putchar('\n');
+  pthread_mutex_unlock(&lock);
+  va_end(args);
+}
+
+bool t_failed(void) {
+  pthread_mutex_lock(&lock);
+  bool failed = failures > 0;
+  pthread_mutex_unlock(&lock);
+  return failed;
+}
+
+uint64_t t_seed(void) { return seed; }
+
+typedef struct t_rank_arg {
+  void (*fn)(int rank, void *ctx);
+  void *ctx;
+  int rank;
+} t_rank_arg;
+
+static void *rank_main(void *arg) {
+  t_rank_arg *a = arg;
+  a->fn(a->rank, a->ctx);
+  return NULL;
+}
+
+void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx) {
+  pthread_t threads[T_RANKS_MAX];
+  t_rank_arg args[T_RANKS_MAX];
+  if (!t_check(n > 0 && n <= T_RANKS_MAX, __FILE__, __LINE__, "%d ranks", n)) return;
+  for (int r = 0; r < n; ++r) {
+    args[r] = (t_rank_arg){fn, ctx, r};
+    if (pthread_create(&threads[r], NULL, rank_main, &args[r]) != 0) {
+      fprintf(stderr, "cannot start a rank thread\n");
+      exit(2);
+    }
+  }
+  for (int r = 0; r < n; ++r) pthread_join(threads[r], NULL);
+}
+
+static bool wanted(const char *name, int argc, char **argv) {
+  bool any = false;
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] == '-') continue;
+    any = true;
+    if (strstr(name, argv[i])) return true;
+  }
+  return !any;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+  int passed = 0, failed = 0, n_skipped = 0;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  for (int i = 1; i < argc; ++i) {
+    if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(argv[i] + 7, NULL, 10);
+    if (strcmp(argv[i], "--list") == 0) {
+      for (int e = 0; e < n_entries; ++e) puts(entries[e].name);
+      return 0;
+    }
+  }
+  for (int e = 0; e < n_entries; ++e) {
+    if (!wanted(entries[e].name, argc, argv)) continue;
+    failures = 0, skipped = false;
+    printf("- %s\n", entries[e].name);
+    double start = now();
+    entries[e].fn();
+    double seconds = now() - start;
+    if (t_failed()) {
+      printf("  FAILED %s (%s), seed %llu\n", entries[e].name, entries[e].file, (unsigned long long)seed);
+      ++failed;
+    } else if (skipped) {
+      ++n_skipped;
+    } else {
+      if (seconds > 1) printf("  %.1f s\n", seconds);
+      ++passed;
+    }
+  }
+  printf("%d passed, %d failed, %d skipped\n", passed, failed, n_skipped);
+  return failed > 0 || passed + n_skipped == 0 ? 1 : 0;
+}

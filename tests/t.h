@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Test harness: tests register themselves, record failures from any thread, and the binary closes on one line
+ * "N passed, N failed, N skipped". Zero executed tests is a failure.
+ *
+ *     T_TEST(arena_refuses_growth) {
+ *       T_REQUIRE_OK(lev_arena_create(...));
+ *       T_EXPECT_STATUS(lev_arena_persist(...), LEV_ERR_SEALED);
+ *     }
+ *
+ * Command line of every test binary: [--list] [--seed=N] [--shuffle] [SUBSTRING ...]. */
+#ifndef LEV_TESTS_T_H
+#define LEV_TESTS_T_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/status.h"
+
+typedef void (*t_fn)(void);
+void t_register(const char *name, const char *file, t_fn fn);
+
+#define T_TEST(name)                                                                               \
+  static void t_body_##name(void);                                                                 \
+  __attribute__((constructor)) static void t_reg_##name(void) {                                    \
+    t_register(#name, __FILE__, t_body_##name);                                                    \
+  }                                                                                                \
+  static void t_body_##name(void)
+
+/* Records a failure of the running test (thread-safe) and goes on. Returns `ok`. */
+bool t_check(bool ok, const char *file, int line, const char *format, ...) LEV_PRINTF(4, 5);
+/* Marks the running test as skipped, with the reason; the test should return at once. */
+void t_skip(const char *format, ...) LEV_PRINTF(1, 2);
+/* True once the running test has failed (to stop long loops). */
+bool t_failed(void);
+/* Seed of this run (printed on failure, settable). */
+uint64_t t_seed(void);
+
+#define T_EXPECT(cond) t_check((cond), __FILE__, __LINE__, "expected %s", #cond)
+#define T_EXPECT_MSG(cond, ...) t_check((cond), __FILE__, __LINE__, __VA_ARGS__)
+#define T_REQUIRE(cond)                                                                            \
+  do {                                                                                             \
+    if (!T_EXPECT(cond)) return;                                                                   \
+  } while (0)
+#define T_EXPECT_EQ_I64(a, b)                                                                      \
+  t_check((int64_t)(a) == (int64_t)(b), __FILE__, __LINE__, "%s = %lld, expected %s = %lld", #a,  \
+          (long long)(a), #b, (long long)(b))
+bool t_check_status(lev_status got, lev_status want, const char *expr, const char *file, int line);
+#define T_EXPECT_STATUS(expr, want) t_check_status((expr), (want), #expr, __FILE__, __LINE__)
+#define T_EXPECT_OK(expr) T_EXPECT_STATUS(expr, LEV_OK)
+#define T_REQUIRE_OK(expr)                                                                         \
+  do {                                                                                             \
+    if (!T_EXPECT_OK(expr)) return;                                                                \
+  } while (0)
+
+/* Runs fn(rank, ctx) on `n` threads, one per rank, and waits for all. */
+void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx);
+
+#endif
