@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Row-wise operations of the model, launched on a stream (see lev_launch). T is the storage dtype, A its arithmetic
+ * type; rows of hidden states are dense [rows, cols]. Weight gradients (A) are accumulated in row order. */
+#ifndef LEV_MODEL_OPS_H
+#define LEV_MODEL_OPS_H
+
+#include <stdbool.h>
+
+#include "common/device.h"
+#include "common/dtype.h"
+#include "harness/model/params.h"
+
+/* y = x * w / sqrt(mean(x^2) + eps) per row. y may be x. */
+typedef struct lev_rmsnorm_args {
+  lev_dtype dtype;
+  int64_t rows, cols;
+  double eps;
+  const void *x, *w; /* T [rows, cols], T [cols] */
+  void *y;           /* T [rows, cols] */
+} lev_rmsnorm_args;
+extern const lev_kernel lev_rmsnorm_kernel;
+
+/* dx (= or +=) d/dx, dw += d/dw. dx may be x or dy when not accumulating onto it. */
+typedef struct lev_rmsnorm_backward_args {
+  lev_dtype dtype;
+  int64_t rows, cols;
+  double eps;
+  const void *x, *w, *dy;
+  void *dx;        /* T [rows, cols] */
+  void *dw;        /* A [cols] */
+  bool accumulate; /* dx += */
+} lev_rmsnorm_backward_args;
+extern const lev_kernel lev_rmsnorm_backward_kernel;
+
+/* One projection of queries or keys: optional RMS norm (whole row or per head), then rotary embedding in the
+ * rotate-half form at position[row]. */
+typedef struct lev_qk_args {
+  lev_dtype dtype;
+  int64_t rows, heads, head_dim;
+  lev_qk_norm norm;
+  double eps, theta;
+  const int32_t *position; /* [rows] */
+  const void *x;           /* T [rows, heads * head_dim], the projection */
+  const void *w;           /* T, norm weight; NULL without norm */
+  void *y;                 /* forward: T out; may be x */
+  const void *dy;          /* backward: T, gradient of y */
+  void *dx;                /* backward: T out; may be dy */
+  void *dw;                /* backward: A +=; NULL without norm */
+} lev_qk_args;
+extern const lev_kernel lev_qk_kernel, lev_qk_backward_kernel;
+
+/* Router, forward: probabilities p = softmax(logits) over E, the top_k experts (ties to the lower id), their weights
+ * (p, or p / sum of the chosen p). `select` false keeps the given ids and only rebuilds the weights. */
+typedef struct lev_router_args {
+  lev_dtype dtype;
+  int64_t rows, experts, top_k;
+  bool norm_topk, select, uniform; /* uniform: ids[t, j] = (t * top_k + j) mod E whatever the scores */
+  const void *logits;              /* A [rows, E] */
+  int32_t *ids;                    /* [rows, k] */
+  void *weights;                   /* A [rows, k] */
+  int64_t *counts;                 /* [E] +=, assignments; NULL = not wanted */
+  double *sums; /* f64 [1 + E] +=: sum of squared log-sum-exp, then sum of p per expert; NULL = not wanted */
+} lev_router_args;
+extern const lev_kernel lev_router_kernel;
+
+/* Router, backward: d logits from d weights plus the balance and z-loss terms.
+ * balance: d/dp[t,e] += balance_scale * counts[e]; z: d/dlogit += z_scale * 2 * lse * p. */
+typedef struct lev_router_backward_args {
+  lev_dtype dtype;
+  int64_t rows, experts, top_k;
+  bool norm_topk;
+  const void *logits;    /* A [rows, E] */
+  const int32_t *ids;    /* [rows, k] */
+  const void *dweights;  /* A [rows, k] */
+  const int64_t *counts; /* [E] of the whole batch; read only where balance_scale != 0 */
+  double balance_scale, z_scale;
+  void *dlogits; /* T [rows, E] out */
+} lev_router_backward_args;
+extern const lev_kernel lev_router_backward_kernel;
+
+#endif

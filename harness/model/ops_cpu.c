@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CPU kernels of harness/model/ops.h. */
+#include "harness/model/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+/* theta^(-2i/d) for i < d/2. */
+static void rotary_frequencies(const lev_qk_args *a, double *frequency) {
+  for (int64_t i = 0; i < a->head_dim / 2; ++i) frequency[i] = pow(a->theta, -2.0 * (double)i / (double)a->head_dim);
+}
+
+#define LEV_KERNELS "harness/model/ops_cpu.inc"
+#include "common/for_each_dtype.h"
+
+static void rmsnorm_cpu(const void *args) {
+  const lev_rmsnorm_args *a = args;
+  LEV_PICK(a->dtype, rmsnorm)(a);
+}
+const lev_kernel lev_rmsnorm_kernel = {"model.rmsnorm", rmsnorm_cpu, NULL};
+
+static void rmsnorm_backward_cpu(const void *args) {
+  const lev_rmsnorm_backward_args *a = args;
+  LEV_PICK(a->dtype, rmsnorm_backward)(a);
+}
+const lev_kernel lev_rmsnorm_backward_kernel = {"model.rmsnorm_backward", rmsnorm_backward_cpu, NULL};
+
+static void qk_cpu(const void *args) {
+  const lev_qk_args *a = args;
+  LEV_PICK(a->dtype, qk)(a);
+}
+const lev_kernel lev_qk_kernel = {"model.qk", qk_cpu, NULL};
+
+static void qk_backward_cpu(const void *args) {
+  const lev_qk_args *a = args;
+  LEV_PICK(a->dtype, qk_backward)(a);
+}
+const lev_kernel lev_qk_backward_kernel = {"model.qk_backward", qk_backward_cpu, NULL};
+
+static void router_cpu(const void *args) {
+  const lev_router_args *a = args;
+  if (a->dtype == LEV_F64)
+    router_f64(a);
+  else
+    router_f32(a);
+}
+const lev_kernel lev_router_kernel = {"model.router", router_cpu, NULL};
+
+static void router_backward_cpu(const void *args) {
+  const lev_router_backward_args *a = args;
+  int64_t n = a->experts;
+  if (a->dtype == LEV_F64) {
+    for (int64_t t = 0; t < a->rows; ++t) router_backward_row_f64(a, t, (double *)a->dlogits + t * n);
+  } else if (a->dtype == LEV_F32) {
+    for (int64_t t = 0; t < a->rows; ++t) router_backward_row_f32(a, t, (float *)a->dlogits + t * n);
+  } else {
+    float row[LEV_EXPERTS_MAX];
+    for (int64_t t = 0; t < a->rows; ++t) {
+      router_backward_row_f32(a, t, row);
+      for (int64_t e = 0; e < n; ++e) ((lev_bf16 *)a->dlogits)[t * n + e] = lev_bf16_from_f32(row[e]);
+    }
+  }
+}
+const lev_kernel lev_router_backward_kernel = {"model.router_backward", router_backward_cpu, NULL};

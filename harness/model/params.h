@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The model's shape, the rank layout, and the table of parameters: which tensor exists, which unit it travels in,
+ * and which rows of it this rank stores.
+ *
+ * A *unit* is what is gathered and reduced as one flat array: the dense weights of a layer, the experts of a layer that
+ * live on this expert rank, the vocabulary shard of the embedding, of the head, the final norm. A unit is computed with
+ * by `group` ranks, each holding its own part (dense: group 1, experts: Ep, vocabulary: P), and stored by the W / group
+ * ranks that compute with the same part (its replicas): replica j keeps the elements [cut j, cut j+1). Cuts fall on row
+ * borders, and with whole-matrix optimizers on tensor borders (experts: on whole experts), so every stored piece is a
+ * block of rows. */
+#ifndef LEV_MODEL_PARAMS_H
+#define LEV_MODEL_PARAMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/dtype.h"
+#include "common/status.h"
+
+#define LEV_HEAD_DIM_MAX 1024
+#define LEV_EXPERTS_MAX 4096
+
+typedef enum lev_qk_norm { LEV_QK_NORM_NONE, LEV_QK_NORM_FULL, LEV_QK_NORM_HEAD } lev_qk_norm;
+
+/* Shape and constants of a decoder-only MoE model; symbols as in common/dims.h. */
+typedef struct lev_model {
+  lev_dtype dtype; /* of weights and hidden states */
+  int64_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, inter;
+  bool norm_topk;      /* divide the chosen probabilities by their sum */
+  lev_qk_norm qk_norm; /* FULL: RMS over the whole projection (OLMoE); HEAD: per head (Qwen3) */
+  double norm_eps, rope_theta, init_std;
+  double aux_coef, z_coef; /* Switch balance loss and router z-loss; 0 = off */
+} lev_model;
+
+/* Who computes what. All groups are runs of consecutive ranks; D, Ep and P divide W. */
+typedef struct lev_layout {
+  int ranks, rank;             /* W and this rank */
+  int context, experts, vocab; /* D, Ep, P */
+  bool whole_matrices;         /* store whole matrices on one owner (Muon) */
+} lev_layout;
+
+typedef enum lev_param_kind {
+  LEV_PARAM_EMBED,
+  LEV_PARAM_HEAD,
+  LEV_PARAM_NORM,
+  LEV_PARAM_ROUTER,
+  LEV_PARAM_DENSE,
+  LEV_PARAM_EXPERT
+} lev_param_kind;
+
+typedef enum lev_slot { /* place of a tensor inside its layer, for pointer look-up */
+                        LEV_W_INPUT_NORM,
+                        LEV_W_Q,
+                        LEV_W_K,
+                        LEV_W_V,
+                        LEV_W_O,
+                        LEV_W_Q_NORM,
+                        LEV_W_K_NORM,
+                        LEV_W_POST_NORM,
+                        LEV_W_ROUTER,
+                        LEV_W_DENSE_SLOTS,
+                        LEV_W_EXPERTS = LEV_W_DENSE_SLOTS,
+                        LEV_W_EMBED,
+                        LEV_W_HEAD,
+                        LEV_W_FINAL_NORM
+} lev_slot;
+
+/* One tensor as far as this rank's unit holds it. */
+typedef struct lev_tensor {
+  char name[96]; /* Hugging Face name */
+  lev_param_kind kind;
+  lev_slot slot;
+  int unit;           /* index into lev_params.units */
+  int64_t rows, cols; /* of the part in the unit; vectors are [n, 1] */
+  int64_t full_rows;  /* rows of the whole tensor */
+  int64_t first_row;  /* of the unit's part in the whole tensor (vocabulary shards) */
+  bool vector;        /* shape is [rows] */
+  uint32_t id;        /* number of the tensor in the whole model, independent of the layout (keys random init) */
+  int64_t offset;     /* elements, from the unit's start */
+} lev_tensor;
+
+typedef enum lev_unit_kind {
+  LEV_UNIT_EMBED,
+  LEV_UNIT_DENSE,
+  LEV_UNIT_EXPERTS,
+  LEV_UNIT_NORM,
+  LEV_UNIT_HEAD
+} lev_unit_kind;
+
+typedef struct lev_unit {
+  lev_unit_kind kind;
+  int layer;                              /* -1 outside layers */
+  int replicas, replica;                  /* how many ranks share its storage, and which of them this rank is */
+  int64_t elements;                       /* of the whole unit as computed with on this rank */
+  int64_t *counts;                        /* [replicas] elements kept by each replica */
+  int64_t shard_begin;                    /* first element of the unit kept here */
+  int64_t shard_offset;                   /* where that element lies in this rank's flat shard */
+  int64_t slot_offset[LEV_W_DENSE_SLOTS]; /* elements from the unit's start, dense units only; -1 = tensor absent */
+} lev_unit;
+
+/* A block of rows of one tensor kept by this rank. */
+typedef struct lev_piece {
+  int tensor;           /* index into lev_params.tensors */
+  int64_t row, rows;    /* of the unit's part of the tensor */
+  int64_t shard_offset; /* elements, in this rank's flat shard */
+} lev_piece;
+
+typedef struct lev_params {
+  lev_model model;
+  lev_layout layout;
+  lev_tensor *tensors;
+  int n_tensors;
+  lev_unit *units; /* embed, (dense, experts) per layer, final norm, head */
+  int n_units;
+  lev_piece *pieces; /* in flat-shard order */
+  int n_pieces;
+  int64_t shard_elements; /* length of this rank's flat shard */
+  int64_t total;          /* parameters of the whole model */
+  int64_t active;         /* parameters one token touches, embedding rows not counted */
+} lev_params;
+
+/* Checks shape and layout and builds the tables. Errors: LEV_ERR_CONFIG naming the value and what would do,
+ * LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status lev_params_create(const lev_model *model, const lev_layout *layout, lev_params **out);
+void lev_params_destroy(lev_params *params);
+
+/* Unit indices. */
+int lev_unit_embed(const lev_params *params);
+int lev_unit_dense(const lev_params *params, int layer);
+int lev_unit_experts(const lev_params *params, int layer);
+int lev_unit_final_norm(const lev_params *params);
+int lev_unit_head(const lev_params *params);
+/* Largest number of elements over the units of a kind. */
+int64_t lev_params_largest(const lev_params *params, lev_unit_kind kind);
+
+/* First value of element `i` (row-major in the whole tensor): 1 for norms, else truncated normal (3 sigma) with
+ * init_std, keyed by (seed, tensor id, i), so it does not depend on the layout. */
+double lev_param_init(const lev_model *model, const lev_tensor *tensor, uint64_t seed, int64_t i);
+
+#endif
