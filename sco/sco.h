@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sequence-chunk offload: bounds what the saved layer inputs (and, where asked, the saved attention outputs with their
- * log-sum-exp) hold on the device. Items are moved, never changed: what is read is bit for bit what was written.
+/* Selective checkpoint offload: bounds what the saved layer inputs (and, where asked, the saved attention outputs with
+ * their log-sum-exp) hold on the device. Items are moved, never changed: what is read is bit for bit what was written.
  *
  * Which items leave the card is decided when the plan is made, per kind, in exact bytes. `hosted` items are those of
  * the first layers, as many as `fraction` and what is left of the pinned budget allow (boundaries first, then
@@ -24,8 +24,8 @@
  *     sco_release(plan, l, SCO_BOUNDARY, stream);
  *
  * All calls between two resets name the same compute stream. Calls are made by the one host thread that drives the
- * device; none of them waits on the host or allocates. Source: Selective Checkpoint Offload (arXiv paper of the
- * four-peak plan, section 3.3). */
+ * device; none of them waits on the host or allocates. Source: Nguyen, Pandit, Zhao, Joty, arXiv:2609.14306,
+ * section 3.3. */
 #ifndef LEV_SCO_SCO_H
 #define LEV_SCO_SCO_H
 
