@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# demo.sh LEVEE [OVERRIDE...]: raw text -> BPE -> tokens -> a trained model, all schedules on. TEXT=path takes any text; by default
+# it is the King James Bible of Debian's package bible-kjv.
+set -eu
+levee=$1
+shift
+work=build/demo
+mkdir -p "$work"
+if [ -n "${TEXT:-}" ]; then
+  text=$TEXT
+  [ -r "$text" ] || { echo "demo: cannot read TEXT=$text" >&2; exit 1; }
+else
+  text=$work/kjv.txt
+  if [ ! -s "$text" ]; then
+    sh scripts/packages.sh bible-kjv
+    bible -f Gen1:1-Rev22:21 > "$text.tmp"
+    mv "$text.tmp" "$text"
+  fi
+fi
+rm -rf runs/demo
+"$levee" tokenize "$text" --train-bpe 4096 --holdout 0.05 --output "$work/text"
+exec "$levee" train harness/configs/demo.toml "$@"
