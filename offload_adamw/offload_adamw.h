@@ -15,12 +15,16 @@
  *
  * Here lr = the step's lr times the segment's lr_scale; the constants are computed once per step in double and rounded
  * once to A. So the result does not depend on placement, schedule, bucket, slots, workers or SIMD path, bit for bit.
- * Sources: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (ICLR 2019); OffloadStreamAdamW (arXiv paper of
- * the four-peak plan, section 3.4).
  *
- * Bytes, with n elements in all segments, a = bytes of A, c = largest bucket:
- *     bounded   pinned 3 x n x a;   step: device 3 x slots x c x a (gpu, split), pinned slots x c x (param + grad
- * bytes) (cpu, split) plain     device 3 x n x a */
+ * Bytes, with n elements in all segments, a = bytes of A, c = elements of the largest bucket:
+ *
+ *     bounded         pinned 3 x n x a
+ *       gpu, split    device 3 x slots x c x a, during the step only
+ *       cpu, split    pinned slots x c x (bytes of a parameter + bytes of a gradient)
+ *     plain           device 3 x n x a
+ *
+ * Sources: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (ICLR 2019); OffloadStreamAdamW in Nguyen,
+ * Pandit, Zhao, Joty, arXiv:2609.14306, section 3.4. */
 #ifndef LEV_OFFLOAD_ADAMW_OFFLOAD_ADAMW_H
 #define LEV_OFFLOAD_ADAMW_OFFLOAD_ADAMW_H
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plan, regions and schedule. The event waits of a hosted item l in slot l mod 2, in the order in which they happen:
  *
- *     copy-out   waits for   compute's sco_write_end(l)             the item is complete
- *     compute    waits for   copy-out of l, at sco_write_begin(l+2) the slot may be overwritten
- *     restore    waits for   compute's sco_release(l+2)             the slot may be overwritten; the pinned copy is
- * complete, since compute waited for it before it wrote l+2 compute    waits for   restore of l, at sco_read(l) the
- * item is complete again
+ * 1. copy-out waits for compute's sco_write_end(l): the item is complete.
+ * 2. compute waits for the copy-out of l at sco_write_begin(l + 2): the slot may be overwritten.
+ * 3. restore waits for compute's sco_release(l + 2): the slot may be overwritten. The pinned copy is complete, because
+ *    compute waited for it (2) before it wrote l + 2.
+ * 4. compute waits for the restore of l at sco_read(l): the item is complete again.
  *
  * If forward stopped before the last layer, the slots' last owners may have copy-outs in flight: the restore waits for
- * those too. Over a reset: compute waits, at the slot's next sco_write_begin, for a copy-out or restore that nobody has
+ * those too. Over a reset, compute waits at the slot's next sco_write_begin for a copy-out or restore that nobody has
  * waited for yet. No wait is there twice, so that a test can drop each one and must see the damage. */
 #include "sco/sco.h"
 
