@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/checkpoint/checkpoint.h"
+
+#include <dirent.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/dims.h"
+#include "common/hostmem.h"
+#include "common/log.h"
+#include "harness/checkpoint/safetensors.h"
+
+#define MANIFEST_MAX ((size_t)64 << 20)
+#define PATH_MAX_BYTES 1024
+#define FORMAT_VERSION 1
+
+/* What a rank tells the others about the file it wrote. */
+typedef struct file_record {
+  uint64_t bytes;
+  char hash[40];
+} file_record;
+
+static void rank_file(char *out, const char *dir, int rank) {
+  snprintf(out, PATH_MAX_BYTES, "%.900s/shard-%05d.safetensors", dir, rank + 1);
+}
+
+static size_t piece_bytes(const lev_state_piece *p) {
+  return lev_bytes(p->rows, p->cols, lev_dtype_bytes(p->dtype));
+}
+
+/* ---- saving ---- */
+
+static lev_status write_pieces(lev_file *file, const lev_state_piece *pieces, int n) {
+  lev_safetensor *tensors = lev_calloc(LEV_HEAP_REPORT, (size_t)n + 1, sizeof *tensors);
+  if (!tensors) return LEV_ERR_NOMEM;
+  for (int i = 0; i < n; ++i) {
+    lev_safetensor *t = &tensors[i];
+    memcpy(t->name, pieces[i].name, sizeof t->name);
+    t->dtype = pieces[i].dtype, t->n_dims = pieces[i].vector ? 1 : 2;
+    t->dims[0] = pieces[i].rows, t->dims[1] = pieces[i].cols, t->offset[0] = pieces[i].first_row;
+  }
+  lev_status st = lev_safetensors_begin(file, tensors, n, true);
+  for (int i = 0; i < n && st == LEV_OK; ++i) st = lev_file_write(file, pieces[i].data, piece_bytes(&pieces[i]));
+  lev_free(tensors);
+  return st;
+}
+
+static lev_status write_shard(const lev_checkpoint *c, const char *dir, const lev_state_piece *pieces, int n,
+                              file_record *record) {
+  char path[PATH_MAX_BYTES];
+  lev_file file;
+  rank_file(path, dir, lev_comm_rank(c->world));
+  LEV_TRY(lev_file_create(&file, path, c->fault));
+  lev_status st = write_pieces(&file, pieces, n);
+  if (st == LEV_OK) {
+    record->bytes = file.bytes;
+    st = lev_file_commit(&file, record->hash);
+  }
+  if (st != LEV_OK) lev_file_discard(&file);
+  return st;
+}
+
+static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64_t step, const file_record *records) {
+  char path[PATH_MAX_BYTES];
+  lev_file file;
+  json_t *files = json_array();
+  int ranks = lev_comm_size(c->world);
+  for (int r = 0; r < ranks; ++r) {
+    rank_file(path, ".", r);
+    json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "file", path + 2, "bytes", (json_int_t)records[r].bytes,
+                                           "xxh3_128", records[r].hash));
+  }
+  json_t *root = json_pack("{s:i, s:I, s:i, s:s, s:o}", "version", FORMAT_VERSION, "step", (json_int_t)step, "ranks",
+                           ranks, "digest", c->digest, "files", files);
+  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+  json_decref(root);
+  if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the checkpoint manifest");
+  snprintf(path, sizeof path, "%.900s/manifest.json", dir);
+  lev_status st = lev_file_create(&file, path, c->fault);
+  if (st == LEV_OK) {
+    st = lev_file_write(&file, text, strlen(text));
+    if (st == LEV_OK) st = lev_file_commit(&file, NULL);
+    if (st != LEV_OK) lev_file_discard(&file);
+  }
+  free(text);
+  return st;
+}
+
+/* ---- the folder ---- */
+
+/* Steps of the committed checkpoints in the folder, newest first; a missing folder has none. */
+static lev_status list_steps(const char *folder, int64_t **out, int *n) {
+  *out = NULL, *n = 0;
+  DIR *dir = opendir(folder);
+  if (!dir) return LEV_OK;
+  lev_status st = LEV_OK;
+  for (struct dirent *e; (e = readdir(dir));) {
+    char *end;
+    if (strncmp(e->d_name, "step-", 5) != 0) continue;
+    long long step = strtoll(e->d_name + 5, &end, 10);
+    if (*end != '\0' || end == e->d_name + 5 || step <= 0) continue;
+    int64_t *grown = lev_realloc(LEV_HEAP_REPORT, *out, (size_t)(*n + 1) * sizeof **out);
+    if (!grown) {
+      st = LEV_ERR_NOMEM;
+      break;
+    }
+    *out = grown;
+    int at = (*n)++;
+    for (; at > 0 && grown[at - 1] < step; --at) grown[at] = grown[at - 1];
+    grown[at] = step;
+  }
+  closedir(dir);
+  return st;
+}
+
+static void step_dir(char *out, const char *folder, int64_t step, const char *suffix) {
+  snprintf(out, PATH_MAX_BYTES, "%.850s/step-%08lld%s", folder, (long long)step, suffix);
+}
+
+/* Removes all but the newest `keep`, and directories that a killed save left half-written. A failure is only logged. */
+static void retire(const lev_checkpoint *c) {
+  int64_t *steps;
+  int n;
+  char path[PATH_MAX_BYTES];
+  if (list_steps(c->folder, &steps, &n) != LEV_OK) return;
+  for (int i = (int)c->keep; i < n; ++i) {
+    step_dir(path, c->folder, steps[i], "");
+    if (lev_remove_dir(path, c->fault) != LEV_OK)
+      lev_log(LEV_LOG_WARN, LEV_SYS_IO, "old checkpoint stays: %s", lev_detail());
+  }
+  lev_free(steps);
+  DIR *dir = opendir(c->folder);
+  if (!dir) return;
+  for (struct dirent *e; (e = readdir(dir));) {
+    size_t length = strlen(e->d_name);
+    if (strncmp(e->d_name, "step-", 5) != 0 || length < 4 || strcmp(e->d_name + length - 4, ".tmp") != 0) continue;
+    snprintf(path, sizeof path, "%.700s/%.300s", c->folder, e->d_name);
+    if (lev_remove_dir(path, NULL) != LEV_OK)
+      lev_log(LEV_LOG_WARN, LEV_SYS_IO, "half-written checkpoint stays: %s", lev_detail());
+  }
+  closedir(dir);
+}
+
+/* Rank 0: manifest, then the rename that makes the checkpoint exist. */
+static lev_status commit(const lev_checkpoint *c, const char *temporary, int64_t step, const file_record *records) {
+  char final[PATH_MAX_BYTES];
+  step_dir(final, c->folder, step, "");
+  LEV_TRY(write_manifest(c, temporary, step, records));
+  LEV_TRY(lev_sync_dir(temporary, c->fault));
+  LEV_TRY(lev_remove_dir(final, c->fault)); /* the same step saved again, e.g. after a resume from an older one */
+  LEV_TRY(lev_rename(temporary, final, c->fault));
+  return lev_sync_dir(c->folder, c->fault);
+}
+
+lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces, int n) {
+  char temporary[PATH_MAX_BYTES];
+  bool root = lev_comm_rank(c->world) == 0;
+  file_record mine = {0};
+  step_dir(temporary, c->folder, step, ".tmp");
+  lev_status st = LEV_OK;
+  if (root) {
+    st = lev_remove_dir(temporary, c->fault);
+    if (st == LEV_OK) st = lev_make_dir(temporary, c->fault);
+  }
+  st = lev_comm_agree(c->world, st);
+  if (st == LEV_OK) st = lev_comm_agree(c->world, write_shard(c, temporary, pieces, n, &mine));
+  file_record *records = lev_calloc(LEV_HEAP_REPORT, (size_t)lev_comm_size(c->world), sizeof *records);
+  if (st == LEV_OK) st = lev_comm_agree(c->world, records ? LEV_OK : LEV_ERR_NOMEM);
+  if (st == LEV_OK) st = lev_comm_host_all_gather(c->world, &mine, records, sizeof mine);
+  if (st == LEV_OK) st = lev_comm_agree(c->world, root ? commit(c, temporary, step, records) : LEV_OK);
+  lev_free(records);
+  if (root && st == LEV_OK) retire(c);
+  if (root && st != LEV_OK) {
+    lev_status cleaned = lev_remove_dir(temporary, NULL);
+    if (cleaned != LEV_OK) lev_log(LEV_LOG_WARN, LEV_SYS_IO, "%s", lev_detail());
+  }
+  return st;
+}
+
+/* ---- loading ---- */
+
+/* Parses the manifest of a checkpoint; the caller releases *root. */
+static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_t step, json_t **root) {
+  char path[PATH_MAX_BYTES], *text;
+  json_error_t error;
+  json_int_t found;
+  const char *digest;
+  int version, ranks;
+  json_t *files;
+  snprintf(path, sizeof path, "%.900s/manifest.json", dir);
+  LEV_TRY(lev_read_text(path, MANIFEST_MAX, c->fault, &text));
+  *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  lev_free(text);
+  if (!*root) return lev_fail(LEV_ERR_FORMAT, "%s: %s", path, error.text);
+  if (json_unpack(*root, "{s:i, s:I, s:i, s:s, s:o}", "version", &version, "step", &found, "ranks", &ranks, "digest",
+                  &digest, "files", &files) != 0 ||
+      version != FORMAT_VERSION || found != step)
+    return lev_fail(LEV_ERR_FORMAT, "%s is not a manifest of step %lld", path, (long long)step);
+  if (ranks != lev_comm_size(c->world) || json_array_size(files) != (size_t)ranks)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "%s was written by %d ranks, this run has %d; start over with --checkpoint.resume=false", dir,
+                    ranks, lev_comm_size(c->world));
+  if (strcmp(digest, c->digest) != 0)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "%s belongs to another model, layout or optimizer; start over with "
+                    "--checkpoint.resume=false or choose another run.folder",
+                    dir);
+  return LEV_OK;
+}
+
+/* This rank's file is the one the manifest names, byte for byte. */
+static lev_status verify_shard(const lev_checkpoint *c, const char *path, json_t *manifest) {
+  json_t *record = json_array_get(json_object_get(manifest, "files"), (size_t)lev_comm_rank(c->world));
+  json_int_t bytes;
+  const char *hash;
+  char found_hash[40];
+  uint64_t found;
+  if (json_unpack(record, "{s:I, s:s}", "bytes", &bytes, "xxh3_128", &hash) != 0)
+    return lev_fail(LEV_ERR_FORMAT, "manifest of %s lacks this rank's file", path);
+  LEV_TRY(lev_hash_file(path, c->fault, &found, found_hash));
+  if (found != (uint64_t)bytes || strcmp(found_hash, hash) != 0)
+    return lev_fail(LEV_ERR_FORMAT, "%s: size or hash differs from the manifest", path);
+  return LEV_OK;
+}
+
+static lev_status read_pieces(const char *path, lev_fault *fault, const lev_state_piece *pieces, int n) {
+  lev_safetensors file;
+  LEV_TRY(lev_safetensors_open(path, fault, &file));
+  lev_status st = LEV_OK;
+  for (int i = 0; i < n && st == LEV_OK; ++i) {
+    const lev_safetensor *t = lev_safetensors_find(&file, pieces[i].name);
+    if (!t || t->dtype != pieces[i].dtype || t->end - t->begin != piece_bytes(&pieces[i]))
+      st = lev_fail(LEV_ERR_FORMAT, "%s: tensor \"%s\" is missing or has another shape", path, pieces[i].name);
+    else
+      memcpy(pieces[i].data, file.data + t->begin, (size_t)(t->end - t->begin));
+  }
+  lev_safetensors_close(&file);
+  return st;
+}
+
+static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces, int n) {
+  char dir[PATH_MAX_BYTES], path[PATH_MAX_BYTES];
+  json_t *manifest = NULL;
+  step_dir(dir, c->folder, step, "");
+  rank_file(path, dir, lev_comm_rank(c->world));
+  lev_status st = read_manifest(c, dir, step, &manifest);
+  if (st == LEV_OK) st = verify_shard(c, path, manifest);
+  json_decref(manifest);
+  /* every rank must have a whole file before any rank overwrites its state */
+  st = lev_comm_agree(c->world, st);
+  if (st != LEV_OK) return st;
+  return lev_comm_agree(c->world, read_pieces(path, c->fault, pieces, n));
+}
+
+lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces, int n) {
+  int64_t *steps = NULL, *all = NULL;
+  int n_steps = 0;
+  lev_status st = LEV_OK;
+  *step = 0;
+  if (lev_comm_rank(c->world) == 0) st = list_steps(c->folder, &steps, &n_steps);
+  LEV_TRY(lev_comm_agree(c->world, st));
+  for (int i = 0;; ++i) { /* rank 0's list decides, so that all ranks try the same ones */
+    int64_t candidate = i < n_steps ? steps[i] : 0;
+    all = all ? all : lev_calloc(LEV_HEAP_REPORT, (size_t)lev_comm_size(c->world), sizeof *all);
+    st = lev_comm_agree(c->world, all ? LEV_OK : LEV_ERR_NOMEM);
+    if (st == LEV_OK) st = lev_comm_host_all_gather(c->world, &candidate, all, sizeof candidate);
+    if (st != LEV_OK) break;
+    if (all[0] == 0) { /* the end of the list: nothing to resume, or nothing whole */
+      if (i > 0)
+        st = lev_fail(LEV_ERR_FORMAT,
+                      "none of the %d checkpoints in %s is whole; move them away, or start over with "
+                      "--checkpoint.resume=false",
+                      i, c->folder);
+      break;
+    }
+    st = load_step(c, all[0], pieces, n);
+    if (st == LEV_OK) *step = all[0];
+    if (st == LEV_OK || (st != LEV_ERR_IO && st != LEV_ERR_FORMAT)) break;
+    lev_log(LEV_LOG_WARN, LEV_SYS_IO, "checkpoint of step %lld passed over: %s", (long long)all[0], lev_detail());
+  }
+  lev_free(steps);
+  lev_free(all);
+  return st;
+}
