@@ -59,7 +59,7 @@ typedef struct lev_router_args {
   int32_t *ids;                    /* [rows, k] */
   void *weights;                   /* A [rows, k] */
   int64_t *counts;                 /* [E] +=, assignments; NULL = not wanted */
-  double *sums; /* f64 [1 + E] +=: sum of squared log-sum-exp, then sum of p per expert; NULL = not wanted */
+  double *sums; /* f64 [1 + 2 E] +=: sum of squared log-sum-exp, of p per expert, assignments per expert; or NULL */
 } lev_router_args;
 extern const lev_kernel lev_router_kernel;
 

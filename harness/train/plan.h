@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory plan: one rank's set-up, step and evaluation run on the dry backend, through the code of the real run. */
+#ifndef LEV_TRAIN_PLAN_H
+#define LEV_TRAIN_PLAN_H
+
+#include "harness/train/rank.h"
+
+typedef struct lev_rank_plan {
+  lev_ledger *ledger;    /* planned bytes of a tag = its peak here; owned by the plan */
+  lev_slabs slabs;       /* size of each class's slab */
+  int64_t total, active; /* parameters of the model; those one token touches */
+  int64_t max_tokens;    /* N cap of any rank */
+} lev_rank_plan;
+
+/* Plans rank `rank` of parallel.ranks. `trace` (nullable) receives the events. Errors: LEV_ERR_CONFIG, LEV_ERR_BUDGET
+ * of a module, LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out);
+void lev_rank_plan_free(lev_rank_plan *plan);
+
+/* What the plan and the event list of a run go through after set-up, on any backend: first values, one step, one
+ * evaluation where the configuration has one. */
+LEV_MUST_CHECK lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid);
+
+#endif
