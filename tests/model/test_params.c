@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameter tables: every element of the model is stored exactly once over all ranks, in blocks of rows. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/dims.h"
+#include "harness/model/params.h"
+#include "tests/t.h"
+
+static const lev_model tiny = {.dtype = LEV_F64, .vocab = 37, .hidden = 12, .layers = 3, .heads = 4, .kv_heads = 2,
+                               .head_dim = 6, .experts = 7, .top_k = 2, .inter = 5, .qk_norm = LEV_QK_NORM_FULL,
+                               .norm_eps = 1e-5, .rope_theta = 1e4, .init_std = 0.02};
+
+/* Number of the element in the whole model: tensor ids are dense, so (id, global element) identifies it. */
+static void mark(const lev_params *p, unsigned char **seen, int64_t *elements) {
+  for (int i = 0; i < p->n_pieces; ++i) {
+    const lev_piece *piece = &p->pieces[i];
+    const lev_tensor *t = &p->tensors[piece->tensor];
+    int64_t full = t->full_rows * t->cols;
+    if (!seen[t->id]) {
+      seen[t->id] = calloc((size_t)full, 1);
+      elements[t->id] = full;
+    }
+    int64_t first = (t->first_row + piece->row) * t->cols;
+    for (int64_t e = 0; e < piece->rows * t->cols; ++e) {
+      T_EXPECT_MSG(first + e < full, "%s: element %lld past its end", t->name, (long long)(first + e));
+      if (first + e < full) seen[t->id][first + e]++;
+    }
+  }
+}
+
+static void check_layout(int w, int d, int ep, int p_vocab, bool whole) {
+  unsigned char *seen[512] = {0};
+  int64_t elements[512] = {0}, total = 0, stored = 0, sum = 0;
+  for (int r = 0; r < w; ++r) {
+    lev_layout layout = {w, r, d, ep, p_vocab, whole};
+    lev_params *p;
+    T_REQUIRE_OK(lev_params_create(&tiny, &layout, &p));
+    int64_t at = 0;
+    for (int i = 0; i < p->n_pieces; ++i) { /* pieces tile the shard */
+      T_EXPECT_EQ_I64(p->pieces[i].shard_offset, at);
+      at += p->pieces[i].rows * p->tensors[p->pieces[i].tensor].cols;
+      const lev_tensor *t = &p->tensors[p->pieces[i].tensor];
+      bool matrix = t->kind == LEV_PARAM_DENSE || t->kind == LEV_PARAM_EXPERT;
+      if (whole && matrix) T_EXPECT_EQ_I64(p->pieces[i].rows, t->rows);
+    }
+    T_EXPECT_EQ_I64(at, p->shard_elements);
+    stored += p->shard_elements, total = p->total;
+    mark(p, seen, elements);
+    lev_params_destroy(p);
+  }
+  for (int id = 0; id < 512; ++id)
+    for (int64_t e = 0; e < elements[id]; ++e, ++sum)
+      if (!T_EXPECT_MSG(seen[id][e] == 1, "tensor %d element %lld stored %d times", id, (long long)e, seen[id][e])) break;
+  T_EXPECT_EQ_I64(stored, total);
+  T_EXPECT_EQ_I64(sum, total);
+  for (int id = 0; id < 512; ++id) free(seen[id]);
+}
+
+T_TEST(params_cover_the_model_once) {
+  const int layouts[][4] = {{1, 1, 1, 1}, {2, 2, 2, 2}, {4, 4, 4, 4}, {4, 2, 2, 4}, {8, 4, 2, 4},
+                            {6, 3, 2, 6}, {8, 2, 4, 8}, {5, 5, 5, 5}, {8, 1, 1, 1}, {7, 7, 7, 7}};
+  for (size_t i = 0; i < sizeof layouts / sizeof *layouts && !t_failed(); ++i)
+    for (int whole = 0; whole < 2; ++whole)
+      check_layout(layouts[i][0], layouts[i][1], layouts[i][2], layouts[i][3], whole);
+}
+
+T_TEST(params_even_shards) {
+  int64_t most = 0, least = INT64_MAX;
+  for (int r = 0; r < 4; ++r) {
+    lev_params *p;
+    T_REQUIRE_OK(lev_params_create(&tiny, &(lev_layout){4, r, 4, 1, 4, false}, &p));
+    most = lev_max_i64(most, p->shard_elements), least = lev_min_i64(least, p->shard_elements);
+    lev_params_destroy(p);
+  }
+  T_EXPECT_MSG(most - least < 12 * 40, "shards of %lld to %lld elements", (long long)least, (long long)most);
+}
+
+T_TEST(params_init_does_not_depend_on_the_layout) {
+  lev_params *one, *four;
+  T_REQUIRE_OK(lev_params_create(&tiny, &(lev_layout){1, 0, 1, 1, 1, false}, &one));
+  T_REQUIRE_OK(lev_params_create(&tiny, &(lev_layout){4, 3, 4, 4, 4, true}, &four));
+  int found = 0;
+  double sum = 0, square = 0;
+  int64_t n = 0;
+  for (int i = 0; i < four->n_tensors; ++i)
+    for (int j = 0; j < one->n_tensors; ++j)
+      if (strcmp(four->tensors[i].name, one->tensors[j].name) == 0) {
+        T_EXPECT_EQ_I64(four->tensors[i].id, one->tensors[j].id);
+        ++found;
+      }
+  T_EXPECT_EQ_I64(found, four->n_tensors);
+  for (int64_t e = 0; e < 20000; ++e, ++n) {
+    double x = lev_param_init(&tiny, &one->tensors[0], 1, e);
+    T_EXPECT(x >= -0.06 && x <= 0.06);
+    sum += x, square += x * x;
+  }
+  T_EXPECT(sum / (double)n < 1e-3 && sum / (double)n > -1e-3);
+  T_EXPECT(square / (double)n > 0.9 * 4e-4 && square / (double)n < 1.05 * 4e-4);
+  lev_params_destroy(one);
+  lev_params_destroy(four);
+}
+
+T_TEST(params_refuse_bad_shapes) {
+  lev_params *p;
+  lev_layout layout = {4, 0, 4, 4, 4, false};
+  lev_model m = tiny;
+  m.kv_heads = 3;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.head_dim = 5;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.top_k = 8;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.vocab = INT64_MAX / 2;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  layout.context = 3;
+  T_EXPECT_STATUS(lev_params_create(&tiny, &layout, &p), LEV_ERR_CONFIG);
+}
