@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exact causal grouped-query attention over a sequence that is sharded over the D ranks of a context group.
+ *
+ * The S tokens are cut into 2 D even pieces, lev_part_begin(S, 2 D, i); rank r holds piece r followed by piece
+ * 2 D - 1 - r ("zigzag"), so every rank has the same causal work. Any S >= 0 is legal: pieces may differ by one token
+ * and be empty. D = 1 holds the whole sequence in order.
+ *
+ * Keys and values travel around a ring in storage type T while each rank computes against the chunk it holds; the
+ * softmax state (running maximum m, sum l, unnormalised output) stays in the arithmetic type A. In backward, the
+ * gradients of keys and values travel with them in A, in two groups of heads: one group moves while the other is
+ * computed. No matrix of scores larger than one block exists, and nothing here grows with S beyond what grows with the
+ * rank's own N tokens.
+ *
+ * Device bytes of a plan (b bytes of T, a bytes of A, N = max_tokens, R = A/G heads per key head, each region rounded
+ * up to LEV_ALIGN): attn.kv       D > 1: 2 chunks of 2 N G d b                                      both phases, grows
+ * with N attn.dkv      D > 1: 2 chunks of 2 N G d a; D = 1: one, for bf16 only           backward, grows with N
+ *   attn.acc      bf16 and D > 1: N A d a                                           both phases, grows with N
+ *   attn.state    D > 1: N A a                                                      forward, grows with N
+ *   attn.scratch  block_q R (2 d + block_k + 2) a forward, block_q R (3 d + 2 block_k + 2) a backward, bf16 also
+ *                 2 block_k d a                                                     flat
+ *
+ * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing.
+ * Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889; Dao,
+ * "FlashAttention-2", arXiv 2307.08691; Brandon et al., "Striped Attention", arXiv 2311.09431 (balanced causal rings).
+ */
+#ifndef LEV_MODEL_ATTENTION_H
+#define LEV_MODEL_ATTENTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/comm.h"
+#include "common/device.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "common/walker.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- which tokens a rank holds ---- */
+
+/* Positions [begin, end) of the sequence. */
+typedef struct attn_range {
+  int64_t begin, end;
+} attn_range;
+
+/* The two pieces of `rank` in the order in which its rows are stored: row i is position ranges[0].begin + i, or, from
+ * row ranges[0].end - ranges[0].begin on, counts from ranges[1].begin. Either may be empty. */
+void attn_shard_ranges(int64_t seq_len, int ranks, int rank, attn_range ranges[2]);
+/* N: tokens of `rank`. */
+int64_t attn_shard_tokens(int64_t seq_len, int ranks, int rank);
+/* Position in the sequence of local row `row`, 0 <= row < N. */
+int64_t attn_token_position(int64_t seq_len, int ranks, int rank, int64_t row);
+
+/* ---- plan ---- */
+
+typedef struct attn_config {
+  size_t size;        /* sizeof(attn_config), set by attn_config_init */
+  int64_t max_tokens; /* cap on N of any rank of the group; the same value on all ranks */
+  int64_t heads;      /* A, a multiple of kv_heads */
+  int64_t kv_heads;   /* G */
+  int64_t head_dim;   /* d */
+  double scale;       /* factor on q k; 0 = 1 / sqrt(d) */
+  int64_t window;     /* keys that a query sees at most, itself included; 0 = all before it */
+  lev_dtype dtype;    /* T: f64, f32 or bf16; A is lev_dtype_arith(dtype) */
+  int64_t block_q;    /* query tokens per block; 0 = chosen (about 128 rows of queries x heads per key head) */
+  int64_t block_k;    /* keys per block; 0 = chosen */
+} attn_config;
+
+/* Defaults: everything zero but `size` and dtype f32. */
+void attn_config_init(attn_config *config);
+/* Whether a plan can exist for this configuration on a group of `ranks`; LEV_ERR_CONFIG with the reason otherwise. */
+LEV_MUST_CHECK lev_status attn_supports(lev_backend backend, int ranks, const attn_config *config);
+
+typedef struct attn_plan attn_plan;
+
+/* Plans; `device` and `context_comm` are borrowed until attn_destroy, `config` is copied. Creates a communication
+ * stream and events, but neither data-plane memory nor collectives; every rank must pass the same configuration.
+ * Errors: LEV_ERR_CONFIG (see attn_supports), LEV_ERR_ARG, LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status attn_plan_create(lev_device *device, lev_comm *context_comm, const attn_config *config,
+                                           attn_plan **out);
+/* Never frees caller memory; the streams it was used on must be idle. NULL is fine. */
+void attn_destroy(attn_plan *plan);
+
+/* Phases: regions of one phase are alive together, from bind to the end of the call. PERSISTENT is empty. */
+typedef enum attn_phase { ATTN_PERSISTENT, ATTN_FORWARD, ATTN_BACKWARD, ATTN_PHASES } attn_phase;
+
+/* Bytes by memory class / the regions of a phase, listed in order (tags above; the same on all ranks of the group). */
+void attn_plan_bytes(const attn_plan *plan, attn_phase phase, size_t bytes[LEV_MEM_CLASSES]);
+void attn_plan_regions(const attn_plan *plan, attn_phase phase, lev_region_fn list, void *ctx);
+/* The same as lev_walk_fn, for lev_blocks_take; `plan` is an attn_plan. */
+void attn_walk_persistent(void *plan, lev_walker *walker);
+void attn_walk_forward(void *plan, lev_walker *walker);
+void attn_walk_backward(void *plan, lev_walker *walker);
+/* Binds caller-owned blocks for a phase; a later bind ends it. Errors: LEV_ERR_CAPACITY (asked and given), LEV_ERR_ARG.
+ */
+LEV_MUST_CHECK lev_status attn_plan_bind(attn_plan *plan, attn_phase phase, const lev_blocks *blocks);
+
+/* ---- calls ----
+ * Device pointers. Rotary embedding and norms of q and k are already applied. Row strides are in scalars of T and cover
+ * one token (0 = dense: heads x d); head h of a row starts at h x d. So q, k and v may live in one fused projection
+ * buffer. o, d_o and lse are dense. No output may overlap an input or another output, bound regions included. Every
+ * rank of the group makes the same call with the same seq_len; with seq_len = 0 nothing happens. Work is enqueued on
+ * `stream` and on the plan's communication stream, which is joined back into `stream` before the call returns: work
+ * enqueued on `stream` afterwards sees all results and may reuse inputs and bound blocks. Nothing is allocated and the
+ * host never waits. Errors, before any collective: LEV_ERR_MISUSE (phase not bound), LEV_ERR_CAPACITY (a rank's share
+ * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row); afterwards those
+ * of lev_comm and lev_device. NaN and infinite scores make the rows that see them NaN. */
+
+typedef struct attn_forward_args {
+  int64_t seq_len;   /* S of the whole group, 0 .. what max_tokens allows */
+  const void *q;     /* [N,A,d] T */
+  const void *k, *v; /* [N,G,d] T */
+  int64_t q_stride, k_stride, v_stride;
+  const int64_t *doc_begin; /* [N] nullable: position at which the document of each token begins; earlier keys are
+                               not seen (packed sequences). Never falls along the sequence; at most the token's own */
+  void *o;                  /* [N,A,d] T, out */
+  void *lse;                /* [N,A] A, out: log of the sum of exp(scale q k) over the keys seen */
+} attn_forward_args;
+
+LEV_MUST_CHECK lev_status attn_forward(attn_plan *plan, const attn_forward_args *args, lev_stream *stream);
+
+typedef struct attn_backward_args {
+  int64_t seq_len;
+  const void *q, *k, *v; /* as in forward */
+  int64_t q_stride, k_stride, v_stride;
+  const int64_t *doc_begin; /* as in forward */
+  const void *o, *lse;      /* results of forward */
+  const void *d_o;          /* [N,A,d] T: gradient of o */
+  void *dq;                 /* [N,A,d] T, out: overwritten */
+  void *dk, *dv;            /* [N,G,d] T, out: overwritten, the sum over all ranks' queries */
+  int64_t dq_stride, dk_stride, dv_stride;
+} attn_backward_args;
+
+LEV_MUST_CHECK lev_status attn_backward(attn_plan *plan, const attn_backward_args *args, lev_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
