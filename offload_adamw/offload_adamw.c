@@ -129,11 +129,11 @@ static lev_status check(const oadamw_config *c, oadamw_cut *out) {
   cut(n, bucket, out);
   size_t need = device ? slot_bytes(c, out->size) : 0;
   if (need > c->budget)
-    return lev_fail(
-        LEV_ERR_BUDGET,
-        "oadamw: %d slots of %lld elements need %zu device bytes and may use %zu; a bucket of %lld fits, and no "
-        "bucket fits under %zu",
-        c->slots, (long long)out->size, need, c->budget, (long long)choose_bucket(c, n, c->budget), slot_bytes(c, 1));
+    return lev_fail(LEV_ERR_BUDGET,
+                    "oadamw: %d slots of %lld elements need %zu device bytes and may use %zu; the largest bucket that "
+                    "fits is %lld (0 = none); the smallest budget for any bucket is %zu",
+                    c->slots, (long long)out->size, need, c->budget, (long long)choose_bucket(c, n, c->budget),
+                    slot_bytes(c, 1));
   return LEV_OK;
 }
 
@@ -347,9 +347,6 @@ lev_status oadamw_plan_bind(oadamw_plan *p, oadamw_phase phase, const lev_blocks
   LEV_TRY(lev_blocks_check(&count, blocks, names[phase]));
   uint64_t total = 0;
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
-    if (count.used[c] > 0 && (uintptr_t)blocks->base[c] % LEV_ALIGN != 0)
-      return lev_fail(LEV_ERR_ARG, "%s: the %s block %p is not aligned to %zu", names[phase], lev_mem_name((lev_mem)c),
-                      blocks->base[c], LEV_ALIGN);
     assign.base[c] = blocks->base[c];
     total += count.used[c];
   }

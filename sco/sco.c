@@ -218,9 +218,6 @@ lev_status sco_plan_bind(sco_plan *p, sco_phase phase, const lev_blocks *blocks)
   LEV_TRY(lev_blocks_check(&count, blocks, "sco.persistent"));
   uint64_t total = 0;
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
-    if (count.used[c] > 0 && (uintptr_t)blocks->base[c] % LEV_ALIGN != 0)
-      return lev_fail(LEV_ERR_ARG, "sco: the %s block %p is not aligned to %zu", lev_mem_name((lev_mem)c),
-                      blocks->base[c], LEV_ALIGN);
     assign.base[c] = blocks->base[c];
     total += count.used[c];
   }
