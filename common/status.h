@@ -58,7 +58,8 @@ lev_status lev_fail_at(lev_status status, const char *file, int line, const char
     LEV_PRINTF(4, 5);
 
 /* lev_fail(LEV_ERR_ARG, "tokens %lld exceed the cap %lld", ...) : records detail, yields the status. */
-#define lev_fail(status, ...) lev_fail_at((status), __FILE__, __LINE__, __VA_ARGS__)
+/* (The comma lets static analysers see the status.) */
+#define lev_fail(status, ...) (lev_fail_at((status), __FILE__, __LINE__, __VA_ARGS__), (status))
 
 /* Detail text of this thread's latest lev_fail(); "" if none. Valid until the next failure here. */
 const char *lev_detail(void);

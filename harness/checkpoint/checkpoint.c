@@ -260,12 +260,14 @@ lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev
   lev_status st = LEV_OK;
   *step = 0;
   if (lev_comm_rank(c->world) == 0) st = list_steps(c->folder, &steps, &n_steps);
-  LEV_TRY(lev_comm_agree(c->world, st));
-  for (int i = 0;; ++i) { /* rank 0's list decides, so that all ranks try the same ones */
+  if (st == LEV_OK) {
+    all = lev_calloc(LEV_HEAP_REPORT, (size_t)lev_comm_size(c->world), sizeof *all);
+    st = all ? LEV_OK : LEV_ERR_NOMEM;
+  }
+  st = lev_comm_agree(c->world, st);
+  for (int i = 0; st == LEV_OK && all; ++i) { /* rank 0's list decides, so that all ranks try the same ones */
     int64_t candidate = i < n_steps ? steps[i] : 0;
-    all = all ? all : lev_calloc(LEV_HEAP_REPORT, (size_t)lev_comm_size(c->world), sizeof *all);
-    st = lev_comm_agree(c->world, all ? LEV_OK : LEV_ERR_NOMEM);
-    if (st == LEV_OK) st = lev_comm_host_all_gather(c->world, &candidate, all, sizeof candidate);
+    st = lev_comm_host_all_gather(c->world, &candidate, all, sizeof candidate);
     if (st != LEV_OK) break;
     if (all[0] == 0) { /* the end of the list: nothing to resume, or nothing whole */
       if (i > 0)

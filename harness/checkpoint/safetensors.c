@@ -186,7 +186,7 @@ void lev_safetensors_close(lev_safetensors *file) {
 }
 
 const lev_safetensor *lev_safetensors_find(const lev_safetensors *file, const char *name) {
-  lev_safetensor key;
+  lev_safetensor key = {0};
   if (strlen(name) >= sizeof key.name) return NULL;
   memcpy(key.name, name, strlen(name) + 1);
   return bsearch(&key, file->tensors, (size_t)file->n_tensors, sizeof key, by_name);

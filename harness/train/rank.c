@@ -179,13 +179,16 @@ static lev_status create_adamw(lev_rank *rank, const oadamw_segment *segments, i
 
 static lev_status create_muon(lev_rank *rank, const muon_matrix *matrices, int n) {
   const lev_config *c = rank->config;
-  muon_config a;
-  muon_config_init(&a);
+  muon_config a = muon_config_default();
   a.matrices = matrices, a.n_matrices = n;
   a.param_dtype = rank->params->model.dtype, a.grad_dtype = rank->grad_dtype;
-  a.momentum = c->optimizer.muon_momentum, a.nesterov = c->optimizer.muon_nesterov;
+  a.compute_dtype = lev_dtype_arith(a.param_dtype);
+  a.mu = c->optimizer.muon_momentum, a.nesterov = c->optimizer.muon_nesterov;
   a.weight_decay = c->optimizer.weight_decay;
-  a.coefficients = c->optimizer.muon_coefficients, a.scale = c->optimizer.muon_scale;
+  a.set = muon_set_find(c->optimizer.muon_coefficients), a.scale = muon_scale_find(c->optimizer.muon_scale);
+  if (a.set == MUON_SETS || a.scale == MUON_SCALES)
+    return lev_fail(LEV_ERR_CONFIG, "optimizer.muon_coefficients = \"%s\" or muon_scale = \"%s\" is unknown",
+                    c->optimizer.muon_coefficients, c->optimizer.muon_scale);
   a.schedule = c->schedule.muon == LEV_SCHEDULE_PLAIN ? MUON_PLAIN : MUON_BOUNDED;
   a.bucket_bytes = c->memory.muon_bucket_bytes, a.slots = (int)c->memory.muon_slots;
   return muon_plan_create(rank->device, &a, &rank->muon);
