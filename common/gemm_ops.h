@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to gemm.c and its backends. */
+#ifndef LEV_COMMON_GEMM_OPS_H
+#define LEV_COMMON_GEMM_OPS_H
+
+#include "common/gemm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lev_gemm_launch {
+  lev_gemm_args gemm;
+  void *workspace;
+  size_t workspace_bytes;
+} lev_gemm_launch;
+
+extern const lev_kernel lev_gemm_kernel; /* args: lev_gemm_launch */
+size_t lev_gemm_cpu_workspace(lev_dtype ab_type);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
