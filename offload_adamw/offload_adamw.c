@@ -277,6 +277,16 @@ oadamw_simd oadamw_simd_used(const oadamw_plan *p) {
   return p->simd;
 }
 
+int oadamw_streams(const oadamw_plan *p, lev_stream **out, int max) {
+  lev_stream *pipes[] = {p->gpu.in, p->gpu.out, p->cpu.in, p->cpu.out};
+  int n = 0;
+  for (int i = 0; i < 4 && n < max; ++i)
+    if (pipes[i]) out[n++] = pipes[i];
+  for (int w = 0; w < OADAMW_WORKERS_MAX && n < max; ++w)
+    if (p->worker[w]) out[n++] = p->worker[w];
+  return n;
+}
+
 /* ---- regions ---- */
 
 static oadamw_state_set walk_state(const oadamw_plan *p, lev_walker *w, lev_mem cls) {

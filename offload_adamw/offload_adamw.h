@@ -126,6 +126,11 @@ int64_t oadamw_buckets(const oadamw_plan *plan);
 int64_t oadamw_bucket_size(const oadamw_plan *plan);
 oadamw_simd oadamw_simd_used(const oadamw_plan *plan);
 
+/* The plan's own streams, at most `max` of them into out[]; returns their number. For naming them in a trace or waiting
+ * for them after a failed step; a good step joins the caller's stream. */
+#define OADAMW_STREAMS_MAX (4 + OADAMW_WORKERS_MAX)
+int oadamw_streams(const oadamw_plan *plan, lev_stream **out, int max);
+
 /* master = params, moments = 0, for the flat parameter shard `params` (device, param_dtype). Needs OADAMW_PERSISTENT
  * only. Done when `stream` passes this point. Errors: LEV_ERR_MISUSE (not bound), LEV_ERR_DEVICE. */
 LEV_MUST_CHECK lev_status oadamw_init(oadamw_plan *plan, const void *params, lev_stream *stream);

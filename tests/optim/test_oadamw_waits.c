@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mutation test: every event wait of a step is dropped in turn, and the damage must show: as wrong bits under random
+ * delays, or, under ThreadSanitizer, as a report of a child process. */
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include "tests/optim/oadamw_rig.h"
+
+extern char **environ;
+
+enum { TRIES = 40 };
+
+/* Two steps with wait number `drop` (0 = none) left out, under jitter. Gives the digest and the waits seen. */
+static uint64_t play(oadamw_placement placement, int64_t drop, uint64_t jitter, int64_t *waits) {
+  oadamw_config c = oadamw_rig_config(LEV_F32, LEV_BF16);
+  c.placement = placement, c.bucket = 220, c.slots = 2, c.workers = 2; /* gpu, cpu: 4 buckets */
+  if (placement == OADAMW_SPLIT) c.bucket = 330;
+  oadamw_rig r = {0};
+  uint64_t digest = 0;
+  if (oadamw_rig_open(&r, LEV_BACKEND_CPU, &c, OADAMW_RIG_SHARD, jitter)) {
+    r.fault.seen[LEV_FAULT_DROP_WAIT] = 0;
+    r.fault.fail_at[LEV_FAULT_DROP_WAIT] = drop;
+    T_EXPECT_OK(oadamw_rig_run(&r, 1, 2));
+    *waits = r.fault.seen[LEV_FAULT_DROP_WAIT];
+    lev_stream *own[OADAMW_STREAMS_MAX];
+    int n = oadamw_streams(r.plan, own, OADAMW_STREAMS_MAX);
+    for (int i = 0; i < n; ++i) T_EXPECT_OK(lev_stream_sync(own[i]));
+    digest = oadamw_rig_digest(&r);
+  }
+  oadamw_rig_close(&r);
+  return digest;
+}
+
+#if !OADAMW_TSAN
+T_TEST(oadamw_dropped_wait_gives_wrong_bits) {
+  for (int placement = OADAMW_GPU; placement <= OADAMW_SPLIT; ++placement) {
+    int64_t waits = 0, ignored;
+    uint64_t want = play((oadamw_placement)placement, 0, 0, &waits);
+    T_EXPECT(waits >= 14);
+    for (int64_t drop = 1; drop <= waits; ++drop) {
+      bool caught = false;
+      for (uint64_t seed = 1; seed <= TRIES && !caught; ++seed)
+        caught = play((oadamw_placement)placement, drop, seed, &ignored) != want;
+      T_EXPECT_MSG(caught, "placement %d: dropping wait %d of %d went unnoticed", placement, (int)drop, (int)waits);
+    }
+  }
+}
+#endif
+
+/* Child of the test below; does nothing otherwise. */
+T_TEST(oadamw_wait_mutation_child) {
+  const char *env = getenv("OADAMW_MUTATION");
+  int placement, drop;
+  if (!env || sscanf(env, "%d:%d", &placement, &drop) != 2) return;
+  int64_t ignored;
+  for (uint64_t seed = 1; seed <= 4; ++seed) (void)play((oadamw_placement)placement, drop, seed, &ignored);
+}
+
+#if OADAMW_TSAN
+static int run_child(int placement, int64_t drop) {
+  char value[32];
+  snprintf(value, sizeof value, "%d:%d", placement, (int)drop);
+  setenv("OADAMW_MUTATION", value, 1);
+  char exe[] = "/proc/self/exe", arg[] = "oadamw_wait_mutation_child";
+  char *argv[] = {exe, arg, NULL};
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
+  pid_t pid;
+  int status = -1;
+  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
+  posix_spawn_file_actions_destroy(&quiet);
+  unsetenv("OADAMW_MUTATION");
+  return status;
+}
+
+T_TEST(oadamw_dropped_wait_is_a_reported_race) {
+  for (int placement = OADAMW_GPU; placement <= OADAMW_CPU; ++placement) {
+    int64_t waits = 0;
+    (void)play((oadamw_placement)placement, 0, 0, &waits);
+    T_EXPECT_MSG(run_child(placement, 0) == 0, "placement %d races with all waits in place", placement);
+    for (int64_t drop = 1; drop <= waits; ++drop)
+      T_EXPECT_MSG(run_child(placement, drop) != 0, "placement %d: dropping wait %d of %d is not reported", placement,
+                   (int)drop, (int)waits);
+  }
+}
+#endif
