@@ -251,15 +251,21 @@ static void plan_shape(rdtp_plan *p, int ranks, const rdtp_config *config) {
   p->shard_cap = lev_ceil_div(config->vocab, ranks);
 }
 
-/* Smallest bytes of the mode the configuration ends in when nothing else fits. */
+static size_t range_smallest(rdtp_plan *p, rdtp_mode mode) {
+  p->mode = mode;
+  tile_range t = mode == RDTP_BLOCK_PASS ? block_range(p) : ring_range(p);
+  return tile_bytes(p, t.rows_min, t.cols_min);
+}
+
+/* Smallest bytes of any mode the configuration admits; leaves the mode that remains when one-pass does not fit. */
 static size_t plan_smallest(rdtp_plan *p) {
   if (p->config.schedule == RDTP_PLAIN) {
     p->mode = RDTP_GATHER_ALL;
     return tile_bytes(p, p->config.max_tokens, p->config.vocab);
   }
-  p->mode = ring_mode(p);
-  tile_range t = ring_range(p);
-  return tile_bytes(p, t.rows_min, t.cols_min);
+  size_t block = p->config.one_pass ? range_smallest(p, RDTP_BLOCK_PASS) : SIZE_MAX;
+  size_t ring = range_smallest(p, ring_mode(p));
+  return block < ring ? block : ring;
 }
 
 size_t rdtp_smallest_budget(int ranks, const rdtp_config *config) {
