@@ -32,6 +32,8 @@ typedef struct lev_comm lev_comm;
 typedef struct lev_comm_hub lev_comm_hub;
 LEV_MUST_CHECK lev_status lev_comm_hub_create(int size, double timeout_seconds, lev_comm_hub **out);
 void lev_comm_hub_destroy(lev_comm_hub *hub);
+/* As lev_comm_abort, also for ranks that have not joined yet: their join returns LEV_ERR_ABORTED. */
+void lev_comm_hub_abort(lev_comm_hub *hub);
 /* Called by each rank's thread with its own device; waits for all. */
 LEV_MUST_CHECK lev_status lev_comm_local_join(lev_comm_hub *hub, int rank, lev_device *device, lev_comm **out);
 /* A world of `size` ranks of which only `rank` runs, on a dry device. */
