@@ -89,7 +89,7 @@ static void cut(int64_t n, int64_t cap, oadamw_cut *out) {
   out->n = n;
   out->unit = cap >= OADAMW_UNIT ? OADAMW_UNIT : 1;
   out->units = lev_ceil_div(n, out->unit);
-  out->buckets = n == 0 ? 0 : lev_ceil_div(out->units, cap / out->unit);
+  out->buckets = n == 0 ? 0 : cap >= n ? 1 : lev_ceil_div(out->units, cap / out->unit);
   out->size = out->buckets == 0 ? 0 : lev_min_i64(n, lev_ceil_div(out->units, out->buckets) * out->unit);
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 const oadamw_segment oadamw_rig_segments[OADAMW_RIG_SEGMENTS] = {
     {.offset = 500, .count = 131, .weight_decay = 0.1, .lr_scale = 1},
@@ -22,20 +23,51 @@ oadamw_config oadamw_rig_config(lev_dtype param, lev_dtype grad) {
   return c;
 }
 
-typedef struct fill_args {
-  lev_dtype dtype;
-  void *at;
-  int64_t n;
-  double scale;
-  uint32_t stream;
-} fill_args;
-
-static void fill(const void *args) {
-  const fill_args *f = args;
-  num_random(f->dtype, f->at, NULL, f->n, f->scale, f->stream);
+static uint64_t fold(uint64_t h, const void *bytes, size_t n) {
+  const unsigned char *b = bytes;
+  for (; n >= 8; n -= 8, b += 8) {
+    uint64_t word;
+    memcpy(&word, b, 8);
+    h = (h ^ word) * 0x9E3779B97F4A7C15u;
+    h ^= h >> 29;
+  }
+  for (size_t i = 0; i < n; ++i) h = (h ^ b[i]) * 0x100000001b3u;
+  return h;
 }
-static const lev_kernel fill_kernel = {.name = "test.fill", .cpu = fill};
 
+double oadamw_rig_grad(int64_t step, int64_t i) {
+  uint64_t x = (uint64_t)i * 0x9E3779B97F4A7C15u + (uint64_t)step * 0xD1B54A32D192ED03u;
+  x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9u;
+  return (double)((x ^ x >> 27) >> 11) * 0x1p-51 - 2;
+}
+
+typedef struct rig_args {
+  oadamw_rig *r;
+  int64_t step;
+} rig_args;
+
+static void fill_params(const void *args) {
+  const rig_args *a = args;
+  num_random(a->r->config.param_dtype, a->r->params, NULL, a->r->shard, 1, 1);
+}
+static void fill_grads(const void *args) {
+  const rig_args *a = args;
+  lev_dtype t = a->r->config.grad_dtype;
+  for (int64_t i = 0; i < a->r->shard; ++i) lev_dtype_store(t, a->r->grads, i, oadamw_rig_grad(a->step, i));
+}
+static void look(const void *args) {
+  oadamw_rig *r = ((const rig_args *)args)->r;
+  r->seen = fold(r->seen, r->params, (size_t)r->shard * lev_dtype_bytes(r->config.param_dtype));
+}
+static const lev_kernel params_kernel = {.name = "test.params", .cpu = fill_params};
+static const lev_kernel grads_kernel = {.name = "test.grads", .cpu = fill_grads};
+static const lev_kernel look_kernel = {.name = "test.look", .cpu = look};
+
+static void pause_8ms(const void *args) {
+  (void)args;
+  nanosleep(&(struct timespec){.tv_nsec = 8000000}, NULL);
+}
+static const lev_kernel pause_kernel = {.name = "test.pause", .cpu = pause_8ms};
 static bool open_memory(oadamw_rig *r, lev_backend backend) {
   size_t bytes[LEV_MEM_CLASSES], step[LEV_MEM_CLASSES];
   oadamw_plan_bytes(r->plan, OADAMW_PERSISTENT, bytes);
@@ -65,8 +97,8 @@ bool oadamw_rig_open(oadamw_rig *r, lev_backend backend, const oadamw_config *co
   ok = ok && T_EXPECT_OK(lev_device_open(&dc, &r->device)) &&
        T_EXPECT_OK(lev_stream_create(r->device, "compute", &r->compute)) &&
        T_EXPECT_OK(oadamw_plan_create(r->device, config, &r->plan)) && open_memory(r, backend);
-  fill_args f = {config->param_dtype, r->params, shard, 1, 1};
-  return ok && T_EXPECT_OK(LEV_LAUNCH(r->compute, &fill_kernel, f)) &&
+  rig_args a = {r, 0};
+  return ok && T_EXPECT_OK(LEV_LAUNCH(r->compute, &params_kernel, a)) &&
          T_EXPECT_OK(oadamw_init(r->plan, r->params, r->compute));
 }
 
@@ -92,9 +124,10 @@ static lev_status poison_work(oadamw_rig *r) {
 }
 
 lev_status oadamw_rig_step(oadamw_rig *r, int64_t step, double lr, double grad_scale) {
-  fill_args f = {r->config.grad_dtype, r->grads, r->shard, 2, (uint32_t)(100 + step)};
+  rig_args a = {r, step};
+  if (r->slow) LEV_TRY(LEV_LAUNCH(r->slow, &pause_kernel, a));
   LEV_TRY(poison_work(r));
-  LEV_TRY(LEV_LAUNCH(r->compute, &fill_kernel, f));
+  LEV_TRY(LEV_LAUNCH(r->compute, &grads_kernel, a));
   LEV_TRY(lev_arena_push(r->arena[LEV_MEM_DEVICE], &r->compute, 1));
   lev_blocks blocks;
   LEV_TRY(lev_blocks_take(r->arena, true, oadamw_walk_step, r->plan, &blocks));
@@ -102,20 +135,14 @@ lev_status oadamw_rig_step(oadamw_rig *r, int64_t step, double lr, double grad_s
   oadamw_step_args args = {.params = r->params, .grads = r->grads, .lr = lr, .step = step, .grad_scale = grad_scale};
   LEV_TRY(oadamw_step(r->plan, &args, r->compute));
   LEV_TRY(lev_arena_pop(r->arena[LEV_MEM_DEVICE]));
-  LEV_TRY(
-      lev_fill(r->compute, r->grads, 0xFF, (size_t)r->shard * lev_dtype_bytes(r->config.grad_dtype), "test.poison"));
-  return poison_work(r);
+  LEV_TRY(poison_work(r));
+  LEV_TRY(LEV_LAUNCH(r->compute, &look_kernel, a));
+  return lev_fill(r->compute, r->grads, 0xFF, (size_t)r->shard * lev_dtype_bytes(r->config.grad_dtype), "test.poison");
 }
 
 lev_status oadamw_rig_run(oadamw_rig *r, int64_t first, int64_t last) {
   for (int64_t step = first; step <= last; ++step) LEV_TRY(oadamw_rig_step(r, step, 0.01 / (double)step, 0.7));
   return lev_stream_sync(r->compute);
-}
-
-static uint64_t fold(uint64_t h, const void *bytes, size_t n) {
-  const unsigned char *b = bytes;
-  for (size_t i = 0; i < n; ++i) h = (h ^ b[i]) * 0x100000001b3u;
-  return h;
 }
 
 uint64_t oadamw_rig_digest(oadamw_rig *r) {
@@ -149,17 +176,12 @@ void oadamw_oracle_close(oadamw_oracle *o) {
 
 void oadamw_oracle_step(oadamw_oracle *o, const oadamw_rig *r, int64_t step, double lr, double grad_scale) {
   const oadamw_config *c = &r->config;
-  double *g = calloc((size_t)o->shard + 1, sizeof *g), *rounded = calloc((size_t)o->shard + 1, sizeof *rounded);
-  if (!T_EXPECT(g && rounded)) {
-    free(g);
-    free(rounded);
-    return;
-  }
-  num_random(c->grad_dtype, rounded, g, o->shard, 2, (uint32_t)(100 + step));
   for (int s = 0; s < c->n_segments; ++s) {
     double rate = lr * c->segments[s].lr_scale;
     for (int64_t i = c->segments[s].offset; i < c->segments[s].offset + c->segments[s].count; ++i) {
-      double grad = g[i] * grad_scale;
+      double rounded;
+      lev_dtype_store(c->grad_dtype, &rounded, 0, oadamw_rig_grad(step, i));
+      double grad = lev_dtype_load(c->grad_dtype, &rounded, 0) * grad_scale;
       o->p[i] -= rate * c->segments[s].weight_decay * o->p[i];
       o->m[i] = c->beta1 * o->m[i] + (1 - c->beta1) * grad;
       o->v[i] = c->beta2 * o->v[i] + (1 - c->beta2) * grad * grad;
@@ -167,8 +189,6 @@ void oadamw_oracle_step(oadamw_oracle *o, const oadamw_rig *r, int64_t step, dou
       o->p[i] -= rate * m_hat / (sqrt(v_hat) + c->eps);
     }
   }
-  free(g);
-  free(rounded);
 }
 
 void oadamw_oracle_check(const oadamw_oracle *o, oadamw_rig *r, double param_tolerance, double state_tolerance) {

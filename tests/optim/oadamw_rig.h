@@ -32,6 +32,8 @@ typedef struct oadamw_rig {
   oadamw_plan *plan;
   int64_t shard;        /* elements of the flat shard: beyond the last segment too */
   void *params, *grads; /* [shard] on the device */
+  uint64_t seen;        /* digest of params as the compute stream saw them after each step */
+  lev_stream *slow;     /* nullable: gets a pause at the start of each step */
 } oadamw_rig;
 
 /* Segments with gaps, an empty one, one of a single element, and neighbours with equal rates. */
@@ -45,6 +47,8 @@ oadamw_config oadamw_rig_config(lev_dtype param, lev_dtype grad);
 bool oadamw_rig_open(oadamw_rig *r, lev_backend backend, const oadamw_config *config, int64_t shard, uint64_t jitter);
 void oadamw_rig_close(oadamw_rig *r);
 
+/* Gradient element i of `step` before rounding to grad_dtype, in [-2, 2). */
+double oadamw_rig_grad(int64_t step, int64_t i);
 /* The gradient of `step` is written on the compute stream, slots are poisoned before and after, all without waiting. */
 lev_status oadamw_rig_step(oadamw_rig *r, int64_t step, double lr, double grad_scale);
 /* Steps first .. last with lr = 0.01 / step and grad_scale 0.7, then waits. */

@@ -74,7 +74,7 @@ T_TEST(oadamw_buckets_are_even) {
     oadamw_plan *plan = NULL;
     if (T_EXPECT_OK(oadamw_plan_create(device, &c, &plan))) {
       int64_t unit = bucket >= 64 ? 64 : 1, cap = bucket / unit * unit, units = (650 + unit - 1) / unit;
-      int64_t want = (units * unit + cap - 1) / cap;
+      int64_t want = bucket >= 650 ? 1 : (units * unit + cap - 1) / cap;
       T_EXPECT_EQ_I64(oadamw_buckets(plan), want);
       T_EXPECT(oadamw_bucket_size(plan) <= bucket);
       T_EXPECT(oadamw_bucket_size(plan) * want < 650 + unit * want); /* no bucket is longer than its share */
@@ -120,7 +120,7 @@ T_TEST(oadamw_dry_run_lists_the_same_events) {
     for (int b = 0; b < 2 && ok; ++b) ok = T_EXPECT_OK(oadamw_rig_run(&r[b], 1, 2));
     if (ok) {
       T_EXPECT_EQ_I64(lev_trace_count(r[1].trace), lev_trace_count(r[0].trace));
-      T_EXPECT(lev_trace_count(r[0].trace) > 10);
+      T_EXPECT(lev_trace_count(r[0].trace) > 5);
       for (int64_t e = 0; e < lev_trace_count(r[0].trace) && !t_failed(); ++e) {
         const lev_trace_event *x = lev_trace_at(r[0].trace, e), *y = lev_trace_at(r[1].trace, e);
         T_EXPECT(x->kind == y->kind && x->cls == y->cls && x->bytes == y->bytes);
@@ -214,7 +214,7 @@ T_TEST(oadamw_bucket_follows_the_budget) {
   oadamw_config c = oadamw_rig_config(LEV_F32, LEV_F32);
   c.bucket = 650, c.budget = 2 * 3 * 2816 - 1;
   T_EXPECT_STATUS(oadamw_supports(&c), LEV_ERR_BUDGET);
-  T_EXPECT_MSG(strstr(lev_detail(), "640") && strstr(lev_detail(), "16896"), "detail: %s", lev_detail());
+  T_EXPECT_MSG(strstr(lev_detail(), "is 640") && strstr(lev_detail(), "16896"), "detail: %s", lev_detail());
   ++c.budget;
   T_EXPECT_OK(oadamw_supports(&c));
   c.budget = 0;
