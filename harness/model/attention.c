@@ -9,7 +9,8 @@
 #include "common/trace.h"
 #include "harness/model/attention_ops.h"
 
-#define BLOCK_ROWS 128 /* chosen query block, in rows (tokens x heads per key head) */
+#define BLOCK_ROWS 256   /* chosen query block: at most this many rows (tokens x heads per key head) ... */
+#define BLOCK_TOKENS 128 /* ... and tokens: longer blocks waste more on the diagonal */
 #define BLOCK_KEYS 256
 #define GROUPS 2 /* groups of key heads whose gradients travel separately */
 
@@ -90,7 +91,7 @@ static attn_shape shape_of(const attn_config *c) {
                   .block_k = c->block_k,
                   .window = c->window,
                   .scale = c->scale != 0 ? c->scale : 1 / sqrt((double)c->head_dim)};
-  if (s.block_q == 0) s.block_q = lev_ceil_div(BLOCK_ROWS, c->heads / c->kv_heads);
+  if (s.block_q == 0) s.block_q = lev_min_i64(BLOCK_TOKENS, lev_ceil_div(BLOCK_ROWS, c->heads / c->kv_heads));
   if (s.block_k == 0) s.block_k = BLOCK_KEYS;
   int64_t tokens = lev_max_i64(1, c->max_tokens);
   s.block_q = lev_min_i64(s.block_q, tokens);

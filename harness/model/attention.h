@@ -11,13 +11,14 @@
  * computed. No matrix of scores larger than one block exists, and nothing here grows with S beyond what grows with the
  * rank's own N tokens.
  *
- * Device bytes of a plan (b bytes of T, a bytes of A, N = max_tokens, R = A/G heads per key head, each region rounded
- * up to LEV_ALIGN): attn.kv       D > 1: 2 chunks of 2 N G d b                                      both phases, grows
- * with N attn.dkv      D > 1: 2 chunks of 2 N G d a; D = 1: one, for bf16 only           backward, grows with N
- *   attn.acc      bf16 and D > 1: N A d a                                           both phases, grows with N
- *   attn.state    D > 1: N A a                                                      forward, grows with N
- *   attn.scratch  block_q R (2 d + block_k + 2) a forward, block_q R (3 d + 2 block_k + 2) a backward, bf16 also
- *                 2 block_k d a                                                     flat
+ * Device bytes of a plan, with b bytes of T, a bytes of A, N = max_tokens, R = A/G query heads per key head; each
+ * region is rounded up to LEV_ALIGN, and all but the scratch grow with N:
+ *   - attn.kv: 2 chunks of 2 N G d b where D > 1, both phases
+ *   - attn.dkv: 2 chunks of 2 N G d a where D > 1, one for bf16 where D = 1; backward
+ *   - attn.acc: N A d a for bf16 where D > 1, both phases (f64 and f32 accumulate in o and dq themselves)
+ *   - attn.state: N A a where D > 1, forward
+ *   - attn.scratch: about R block_q (2 d + block_k + 2) a forward, R block_q (3 d + 2 block_k + 2) a backward, and for
+ *     bf16 2 block_k d a more
  *
  * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing.
  * Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889; Dao,
@@ -65,8 +66,8 @@ typedef struct attn_config {
   double scale;       /* factor on q k; 0 = 1 / sqrt(d) */
   int64_t window;     /* keys that a query sees at most, itself included; 0 = all before it */
   lev_dtype dtype;    /* T: f64, f32 or bf16; A is lev_dtype_arith(dtype) */
-  int64_t block_q;    /* query tokens per block; 0 = chosen (about 128 rows of queries x heads per key head) */
-  int64_t block_k;    /* keys per block; 0 = chosen */
+  int64_t block_q;    /* query tokens per block; 0 = chosen (128, or fewer with many query heads per key head) */
+  int64_t block_k;    /* keys per block; 0 = chosen (256) */
 } attn_config;
 
 /* Defaults: everything zero but `size` and dtype f32. */
@@ -107,7 +108,7 @@ LEV_MUST_CHECK lev_status attn_plan_bind(attn_plan *plan, attn_phase phase, cons
  * enqueued on `stream` afterwards sees all results and may reuse inputs and bound blocks. Nothing is allocated and the
  * host never waits. Errors, before any collective: LEV_ERR_MISUSE (phase not bound), LEV_ERR_CAPACITY (a rank's share
  * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row); afterwards those
- * of lev_comm and lev_device. NaN and infinite scores make the rows that see them NaN. */
+ * of lev_comm and lev_device. A NaN score makes the row that sees it NaN. */
 
 typedef struct attn_forward_args {
   int64_t seq_len;   /* S of the whole group, 0 .. what max_tokens allows */
