@@ -7,6 +7,7 @@
  *   backward  (O recomputed if it was not kept)     [scope 1]
  *             expert half: h' rebuilt from h and O; router and experts backward     [scope 2]
  *             attention half: q, k, v rebuilt; attention backward     [scope 3] */
+#include "common/gemm.h"
 #include "harness/model/ops.h"
 #include "harness/train/rank.h"
 
@@ -276,7 +277,10 @@ static lev_status attention_backward(const layer_run *r, const void *in, attenti
                              .d_o = d_o,
                              .dq = d.q,
                              .dk = d.k,
-                             .dv = d.v};
+                             .dv = d.v,
+                             .dq_stride = r->q_cols,
+                             .dk_stride = r->kv_cols,
+                             .dv_stride = r->kv_cols};
   LEV_TRY(attn_backward(rank->attention, &args, rank->compute));
   LEV_TRY(qk_backward(r, true, raw.q, d.q));
   LEV_TRY(qk_backward(r, false, raw.k, d.k));

@@ -23,6 +23,9 @@
 #include "ring_dtp/ring_dtp.h"
 #include "sco/sco.h"
 
+/* Most ranks of a world. */
+#define LEV_RANKS_MAX 4096
+
 /* Bytes of the three slabs of a rank, as a dry run found them. */
 typedef struct lev_slabs {
   size_t bytes[LEV_MEM_CLASSES];

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/train/run.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/log.h"
+#include "common/topo.h"
+#include "harness/train/state.h"
+
+#define DETAIL_BYTES 1024
+#define TRACE_EVENTS_PER_STEP 65536
+
+typedef struct run run;
+
+/* What one rank's thread works on. */
+typedef struct rank_run {
+  run *shared;
+  int index;
+  lev_device *device;
+  lev_trace *trace;
+  lev_comm *world;
+  lev_rank *rank;
+  lev_loader *train, *valid;
+  lev_checkpoint checkpoint;
+  char folder[512], digest[40];
+  lev_status status;
+  char detail[DETAIL_BYTES];
+} rank_run;
+
+struct run {
+  const lev_config *config;
+  const lev_run_observer *observer;
+  const volatile int *stop;
+  int ranks;
+  lev_topo *topo;
+  lev_comm_hub *hub;
+  lev_rank_plan *plans;
+  lev_ledger **measured;
+  rank_run *rank_runs;
+  pthread_t *threads;
+};
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double lev_learning_rate(const lev_config *c, int64_t step) {
+  int64_t warmup = c->lr_scheduler.warmup_steps;
+  double lr = c->optimizer.lr, floor = c->lr_scheduler.min_lr_factor;
+  if (step <= warmup) return lr * (double)step / (double)warmup;
+  int64_t span = lev_max_i64(1, c->train.steps - warmup);
+  double done = fmin(1, (double)(step - warmup) / (double)span);
+  switch (c->lr_scheduler.decay) {
+  case LEV_DECAY_COSINE:
+    return lr * (floor + (1 - floor) * 0.5 * (1 + cos(3.14159265358979323846 * done)));
+  case LEV_DECAY_LINEAR:
+    return lr * (1 - (1 - floor) * done);
+  default:
+    return lr;
+  }
+}
+
+static lev_run_memory memory_of(const run *r, bool measured) {
+  return (lev_run_memory){.ranks = r->ranks, .planned = r->plans, .measured = measured ? r->measured : NULL};
+}
+
+/* ---- one rank ---- */
+
+static lev_status open_loaders(rank_run *rr) {
+  const lev_config *c = rr->shared->config;
+  lev_loader_options o = {.prefix = c->data.train,
+                          .context = c->train.context,
+                          .vocab = c->model.vocab_size,
+                          .seed = (uint64_t)c->debug.seed};
+  LEV_TRY(lev_loader_open(&o, &rr->train));
+  if (!c->data.valid || !*c->data.valid) return LEV_OK;
+  o.prefix = c->data.valid, o.validation = true;
+  return lev_loader_open(&o, &rr->valid);
+}
+
+static lev_status open_rank(rank_run *rr) {
+  run *r = rr->shared;
+  const lev_config *c = r->config;
+  lev_device_config dc = {
+      .backend = LEV_BACKEND_CPU, .immediate = c->run.compute_immediate, .jitter_seed = (uint64_t)c->debug.jitter_seed};
+  int bound;
+  LEV_TRY(lev_topo_bind_thread(r->topo, lev_topo_rank_node(r->topo, rr->index, r->ranks), &bound));
+  if (c->run.trace_steps > 0) LEV_TRY(lev_trace_create(TRACE_EVENTS_PER_STEP * (c->run.trace_steps + 1), &rr->trace));
+  dc.trace = rr->trace;
+  LEV_TRY(lev_ledger_create(rr->trace, &r->measured[rr->index]));
+  LEV_TRY(open_loaders(rr));
+  return lev_device_open(&dc, &rr->device);
+}
+
+/* First values, or the newest checkpoint. */
+static lev_status restore(rank_run *rr, int64_t *step) {
+  run *r = rr->shared;
+  const lev_config *c = r->config;
+  lev_state_piece *pieces;
+  int n;
+  *step = 0;
+  snprintf(rr->folder, sizeof rr->folder, "%.200s/%.200s", c->run.folder, c->checkpoint.folder);
+  lev_state_digest(rr->rank, rr->digest);
+  rr->checkpoint = (lev_checkpoint){
+      .folder = rr->folder, .world = rr->world, .digest = rr->digest, .keep = c->checkpoint.keep_latest_k};
+  LEV_TRY(lev_rank_init_weights(rr->rank));
+  if (!c->checkpoint.enable || !c->checkpoint.resume) return LEV_OK;
+  LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
+  lev_status st = lev_checkpoint_load(&rr->checkpoint, step, pieces, n);
+  lev_free(pieces);
+  if (st == LEV_OK && *step > 0) st = lev_state_publish(rr->rank);
+  return st;
+}
+
+/* A failed save is reported and training goes on: the earlier checkpoints are whole. */
+static lev_status save(rank_run *rr, int64_t step) {
+  lev_state_piece *pieces;
+  int n;
+  LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
+  lev_status st = lev_checkpoint_save(&rr->checkpoint, step, pieces, n);
+  lev_free(pieces);
+  const lev_run_observer *o = rr->shared->observer;
+  if (rr->index == 0 && o->checkpoint) o->checkpoint(o->ctx, step, st, st == LEV_OK ? "" : lev_detail());
+  return st == LEV_ERR_ABORTED || st == LEV_ERR_COMM || st == LEV_ERR_TIMEOUT ? st : LEV_OK;
+}
+
+static lev_status validate(rank_run *rr, int64_t step) {
+  lev_validation_record record = {.step = step};
+  double nll, start = now();
+  int64_t bytes = lev_loader_bytes(rr->valid);
+  LEV_TRY(lev_evaluate(rr->rank, rr->valid, 0, lev_loader_samples(rr->valid), &nll, &record.tokens));
+  record.nll_per_token = record.tokens > 0 ? nll / (double)record.tokens : 0;
+  record.per_byte = bytes > 0;
+  record.val_loss = record.per_byte ? nll / (double)bytes : record.nll_per_token;
+  record.seconds = now() - start;
+  const lev_run_observer *o = rr->shared->observer;
+  if (rr->index == 0 && o->validation) o->validation(o->ctx, &record);
+  return LEV_OK;
+}
+
+static double flops_per_token(const lev_rank *rank) {
+  const lev_model *m = &rank->params->model;
+  double attention = 6.0 * (double)m->layers * (double)(m->heads * m->head_dim) * (double)rank->config->train.context;
+  return 6.0 * (double)rank->params->active + attention;
+}
+
+/* True on every rank once rank 0 saw the stop flag. */
+static lev_status asked_to_stop(rank_run *rr, bool *stop) {
+  int32_t mine = rr->shared->stop && *rr->shared->stop, all[LEV_RANKS_MAX];
+  LEV_TRY(lev_comm_host_all_gather(rr->world, &mine, all, sizeof mine));
+  *stop = all[0] != 0;
+  return LEV_OK;
+}
+
+static lev_status one_step(rank_run *rr, int64_t step) {
+  const lev_config *c = rr->shared->config;
+  lev_step_record record = {.step = step, .steps = c->train.steps, .lr = lev_learning_rate(c, step)};
+  double start = now(), tokens = (double)(c->train.context * c->train.global_batch);
+  LEV_TRY(lev_train_step(rr->rank, rr->train, step, (step - 1) * c->train.global_batch, record.lr, &record.result));
+  record.seconds = now() - start;
+  record.tokens_per_second = tokens / record.seconds;
+  record.flops_per_token = flops_per_token(rr->rank);
+  /* peaks of all ranks are read below: everyone must have posted its own */
+  LEV_TRY(lev_comm_agree(rr->world, LEV_OK));
+  const lev_run_observer *o = rr->shared->observer;
+  if (rr->index == 0 && o->step) {
+    lev_run_memory memory = memory_of(rr->shared, true);
+    o->step(o->ctx, &record, &memory);
+  }
+  return lev_comm_agree(rr->world, LEV_OK);
+}
+
+static lev_status steps(rank_run *rr) {
+  const lev_config *c = rr->shared->config;
+  int64_t done, first;
+  bool stop = false;
+  LEV_TRY(restore(rr, &done));
+  first = done + 1;
+  const lev_run_observer *o = rr->shared->observer;
+  if (rr->index == 0 && o->started) o->started(o->ctx, first);
+  for (int64_t step = first; step <= c->train.steps && !stop; ++step) {
+    lev_trace_enable(rr->trace, step < first + c->run.trace_steps);
+    LEV_TRY(one_step(rr, step));
+    LEV_TRY(asked_to_stop(rr, &stop));
+    bool last = step == c->train.steps;
+    bool evaluate =
+        (c->train.eval_interval > 0 && step % c->train.eval_interval == 0) || (last && c->train.eval_at_end);
+    if (evaluate && rr->valid && !stop) LEV_TRY(validate(rr, step));
+    bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
+    if (c->checkpoint.enable && (periodic || last || stop)) LEV_TRY(save(rr, step));
+  }
+  return LEV_OK;
+}
+
+static lev_status write_trace(rank_run *rr) {
+  char path[640];
+  if (!rr->trace) return LEV_OK;
+  snprintf(path, sizeof path, "%.500s/trace.rank%d.jsonl", rr->shared->config->run.folder, rr->index);
+  FILE *file = fopen(path, "w");
+  if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  lev_status st = lev_trace_write(rr->trace, file);
+  if (fclose(file) != 0 && st == LEV_OK) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  return st;
+}
+
+static lev_status rank_work(rank_run *rr) {
+  run *r = rr->shared;
+  LEV_TRY(open_rank(rr));
+  LEV_TRY(lev_comm_local_join(r->hub, rr->index, rr->device, &rr->world));
+  lev_rank_options options = {.config = r->config,
+                              .device = rr->device,
+                              .world = rr->world,
+                              .ledger = r->measured[rr->index],
+                              .slabs = &r->plans[rr->index].slabs};
+  LEV_TRY(lev_rank_create(&options, &rr->rank));
+  LEV_TRY(steps(rr));
+  return write_trace(rr);
+}
+
+static void *rank_main(void *arg) {
+  rank_run *rr = arg;
+  lev_log_set_rank(rr->index);
+  rr->status = rank_work(rr);
+  if (rr->status != LEV_OK) {
+    snprintf(rr->detail, sizeof rr->detail, "%s", lev_detail());
+    lev_comm_hub_abort(rr->shared->hub); /* also wakes ranks that have not joined yet */
+  }
+  lev_rank_destroy(rr->rank);
+  lev_comm_destroy(rr->world);
+  lev_device_close(rr->device);
+  lev_loader_close(rr->train);
+  lev_loader_close(rr->valid);
+  return NULL;
+}
+
+/* ---- all ranks ---- */
+
+static lev_status allocate(run *r) {
+  size_t n = (size_t)r->ranks;
+  r->plans = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->plans);
+  r->measured = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->measured);
+  r->rank_runs = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->rank_runs);
+  r->threads = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->threads);
+  return r->plans && r->measured && r->rank_runs && r->threads ? LEV_OK : LEV_ERR_NOMEM;
+}
+
+/* The status of the rank that failed of itself, rather than of one that was only told to stop. */
+static lev_status first_failure(const run *r) {
+  const rank_run *worst = NULL;
+  for (int i = 0; i < r->ranks; ++i) {
+    const rank_run *rr = &r->rank_runs[i];
+    if (rr->status != LEV_OK && (!worst || worst->status == LEV_ERR_ABORTED)) worst = rr;
+  }
+  if (!worst) return LEV_OK;
+  return lev_fail(worst->status, "rank %d: %s", worst->index, worst->detail);
+}
+
+static lev_status run_ranks(run *r) {
+  int started = 0;
+  lev_status st = LEV_OK;
+  LEV_TRY(lev_comm_hub_create(r->ranks, 0, &r->hub));
+  for (; started < r->ranks; ++started) {
+    r->rank_runs[started] = (rank_run){.shared = r, .index = started};
+    int error = pthread_create(&r->threads[started], NULL, rank_main, &r->rank_runs[started]);
+    if (error != 0) {
+      st = lev_fail(LEV_ERR_NOMEM, "cannot start rank %d: %s", started, strerror(error));
+      lev_comm_hub_abort(r->hub);
+      break;
+    }
+  }
+  for (int i = 0; i < started; ++i) pthread_join(r->threads[i], NULL);
+  return st == LEV_OK ? first_failure(r) : st;
+}
+
+static void release(run *r) {
+  for (int i = 0; i < r->ranks; ++i) {
+    if (r->plans) lev_rank_plan_free(&r->plans[i]);
+    if (r->measured) lev_ledger_destroy(r->measured[i]);
+    if (r->rank_runs) lev_trace_destroy(r->rank_runs[i].trace);
+  }
+  if (r->hub) lev_comm_hub_destroy(r->hub);
+  lev_topo_destroy(r->topo);
+  lev_free(r->plans);
+  lev_free(r->measured);
+  lev_free(r->rank_runs);
+  lev_free(r->threads);
+}
+
+lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const volatile int *stop) {
+  run r = {.config = config, .observer = observer, .stop = stop, .ranks = (int)config->parallel.ranks};
+  lev_status st;
+  LEV_TRY_GOTO(st, allocate(&r), end);
+  LEV_TRY_GOTO(st, lev_topo_create(NULL, &r.topo), end);
+  for (int i = 0; i < r.ranks; ++i) LEV_TRY_GOTO(st, lev_plan_rank(config, i, NULL, &r.plans[i]), end);
+  lev_run_memory memory = memory_of(&r, false);
+  if (observer->planned) observer->planned(observer->ctx, &memory);
+  LEV_TRY_GOTO(st, run_ranks(&r), end);
+  memory = memory_of(&r, true);
+  if (observer->finished) observer->finished(observer->ctx, &memory);
+end:
+  release(&r);
+  return st;
+}

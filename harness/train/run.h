@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A whole training run of local ranks: plan, set up, resume, steps, validation, checkpoints. Prints nothing: what
+ * happens goes to an observer, called on rank 0's thread (or the caller's, before and after the ranks run). */
+#ifndef LEV_TRAIN_RUN_H
+#define LEV_TRAIN_RUN_H
+
+#include "common/hostmem.h"
+#include "harness/train/plan.h"
+
+/* One finished step. */
+typedef struct lev_step_record {
+  int64_t step, steps; /* this one and how many there will be */
+  lev_step_result result;
+  double lr;
+  double seconds;           /* of this step */
+  double tokens_per_second; /* of all ranks */
+  double flops_per_token;   /* model FLOPs, forward and backward: 6 active + 6 L A d S (causal attention) */
+} lev_step_record;
+
+typedef struct lev_validation_record {
+  int64_t step;
+  double nll_per_token; /* nats */
+  double val_loss;      /* nats per byte of text where the data's sidecar tells the bytes, else nats per token */
+  bool per_byte;
+  int64_t tokens;
+  double seconds;
+} lev_validation_record;
+
+/* The memory of all ranks, planned and measured so far. Arrays have `ranks` entries. */
+typedef struct lev_run_memory {
+  int ranks;
+  const lev_rank_plan *planned;
+  lev_ledger *const *measured; /* NULL before the ranks run */
+} lev_run_memory;
+
+typedef struct lev_run_observer {
+  void *ctx;
+  void (*planned)(void *ctx, const lev_run_memory *memory);
+  void (*started)(void *ctx, int64_t first_step); /* 1, or the step after the resumed one */
+  void (*step)(void *ctx, const lev_step_record *record, const lev_run_memory *memory);
+  void (*validation)(void *ctx, const lev_validation_record *record);
+  void (*checkpoint)(void *ctx, int64_t step, lev_status status, const char *detail); /* saved, or why not */
+  void (*finished)(void *ctx, const lev_run_memory *memory);
+} lev_run_observer;
+
+/* Trains. `stop` (nullable) is looked at between steps: once nonzero, the run saves a checkpoint and returns. Errors:
+ * those of configuration, plan, data and ranks; the detail names the rank that failed first. */
+LEV_MUST_CHECK lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const volatile int *stop);
+
+/* Learning rate of a 1-based step: linear warm-up, then the chosen decay to lr * min_lr_factor at the last step. */
+double lev_learning_rate(const lev_config *config, int64_t step);
+
+#endif

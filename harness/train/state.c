@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/train/state.h"
+
+#include <stdio.h>
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "common/hostmem.h"
+
+/* Appends the block of one state tensor. */
+static void add(lev_state_piece *list, int *n, const char *state, const lev_params *p, const lev_piece *piece,
+                lev_dtype dtype, void *data) {
+  const lev_tensor *t = &p->tensors[piece->tensor];
+  lev_state_piece *s = &list[(*n)++];
+  snprintf(s->name, sizeof s->name, "%s.%s", state, t->name);
+  s->dtype = dtype, s->data = data;
+  s->rows = piece->rows, s->cols = t->cols, s->vector = t->vector;
+  s->first_row = t->first_row + piece->row;
+}
+
+static void *at(void *base, int64_t element, lev_dtype dtype) {
+  return (unsigned char *)base + (size_t)element * lev_dtype_bytes(dtype);
+}
+
+lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
+  const lev_params *p = rank->params;
+  bool muon_run = rank->muon != NULL;
+  oadamw_state_view adamw;
+  *n = 0;
+  LEV_TRY(lev_stream_sync(rank->compute));
+  LEV_TRY(oadamw_state(rank->adamw, rank->compute, &adamw));
+  if (adamw.cls == LEV_MEM_DEVICE && lev_device_backend(rank->device) == LEV_BACKEND_CUDA)
+    return lev_fail(LEV_ERR_UNSUPPORTED, "checkpoints need schedule.offload_adamw = bounded on this device");
+  *out = lev_calloc(LEV_HEAP_REPORT, (size_t)(3 * p->n_pieces + 1), sizeof **out);
+  if (!*out) return LEV_ERR_NOMEM;
+  int64_t element = 0; /* of the concatenated AdamW segments */
+  int matrix = 0;      /* of the Muon list; both lists follow the pieces' order */
+  lev_status st = LEV_OK;
+  for (int i = 0; i < p->n_pieces && st == LEV_OK; ++i) {
+    const lev_piece *piece = &p->pieces[i];
+    const lev_tensor *t = &p->tensors[piece->tensor];
+    if (muon_run && (t->kind == LEV_PARAM_DENSE || t->kind == LEV_PARAM_EXPERT)) {
+      void *master, *momentum;
+      st = muon_state(rank->muon, matrix++, &master, &momentum);
+      if (st != LEV_OK) break;
+      add(*out, n, "master", p, piece, adamw.dtype, master);
+      add(*out, n, "momentum", p, piece, adamw.dtype, momentum);
+    } else {
+      add(*out, n, "master", p, piece, adamw.dtype, at(adamw.master, element, adamw.dtype));
+      add(*out, n, "exp_avg", p, piece, adamw.dtype, at(adamw.exp_avg, element, adamw.dtype));
+      add(*out, n, "exp_avg_sq", p, piece, adamw.dtype, at(adamw.exp_avg_sq, element, adamw.dtype));
+      element += piece->rows * t->cols;
+    }
+  }
+  if (st != LEV_OK) lev_free(*out);
+  return st;
+}
+
+lev_status lev_state_publish(lev_rank *rank) {
+  LEV_TRY(oadamw_publish(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
+  if (rank->muon) LEV_TRY(muon_publish(rank->muon, lev_weights_shard(rank->weights), rank->compute));
+  LEV_TRY(lev_weights_updated(rank->weights, rank->compute));
+  return lev_stream_sync(rank->compute);
+}
+
+void lev_state_digest(const lev_rank *rank, char *hex) {
+  const lev_config *c = rank->config;
+  const lev_model *m = &rank->params->model;
+  const lev_layout *l = &rank->params->layout;
+  char text[1024];
+  int length = snprintf(
+      text, sizeof text,
+      "%d %lld %lld %lld %lld %lld %lld %lld %lld %lld %d %d %a %a | %d %d %d %d | %d | %lld %lld %lld", (int)m->dtype,
+      (long long)m->vocab, (long long)m->hidden, (long long)m->layers, (long long)m->heads, (long long)m->kv_heads,
+      (long long)m->head_dim, (long long)m->experts, (long long)m->top_k, (long long)m->inter, (int)m->norm_topk,
+      (int)m->qk_norm, m->norm_eps, m->rope_theta, l->ranks, l->context, l->experts, l->vocab, (int)c->optimizer.name,
+      (long long)c->train.context, (long long)c->train.global_batch, (long long)c->debug.seed);
+  XXH128_hash_t h = XXH3_128bits(text, (size_t)length);
+  snprintf(hex, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+}
