@@ -2,6 +2,7 @@
 #include "common/topo.h"
 
 #include <hwloc.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "common/hostmem.h"
