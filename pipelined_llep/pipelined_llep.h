@@ -56,7 +56,7 @@ typedef struct llep_config {
   int64_t min_rows;   /* m: a rank may exceed that by m rows rather than lend fewer than m rows */
   double gate;        /* below this max/mean rows per rank nothing is lent */
   size_t budget;      /* device work bytes of the larger of FORWARD and BACKWARD; 0 = none */
-  int64_t plain_rows; /* plain: rows a rank can receive; 0 = worst case N * Ep * k */
+  int64_t plain_rows; /* plain: rows a rank can receive. 0 = N * Ep * min(k, El), the worst case of distinct picks */
 } llep_config;
 
 /* Defaults: f32, bounded, one layer, alpha 1, min_rows 1024, gate 1.3; the rest zero but `size`. */
@@ -132,7 +132,7 @@ typedef struct llep_forward_args {
  * Errors before any collective: LEV_ERR_MISUSE (PERSISTENT or FORWARD not bound), LEV_ERR_CAPACITY (a rank's tokens
  * above max_tokens), LEV_ERR_ARG. After the counts but before any row moves, the same on all ranks: LEV_ERR_ARG (an id
  * outside 0 .. E-1), LEV_ERR_CAPACITY (plain: more rows for a rank than plain_rows). Then those of lev_comm and
- * lev_device. */
+ * lev_device, after which the caller aborts the communicator. */
 LEV_MUST_CHECK lev_status llep_forward(llep_plan *plan, const llep_forward_args *args, lev_stream *stream);
 
 typedef struct llep_backward_args {
