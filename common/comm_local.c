@@ -235,6 +235,8 @@ void lev_comm_hub_destroy(lev_comm_hub *hub) {
   lev_free(hub);
 }
 
+void lev_comm_hub_abort(lev_comm_hub *hub) { lev_local_abort(hub, "a rank failed"); }
+
 /* ---- communicators ---- */
 
 static void comm_free(lev_local_comm *c) {
