@@ -287,9 +287,10 @@ static lev_status ring_start(ring_run *run) {
   return LEV_LAUNCH(run->stream, &attn_pack_kernel, pack);
 }
 
-/* Makes the keys of this hop available to the compute stream, and sends them on for the next one. The slot that
- * receives was read by the previous hop, which the mark covers. */
-static lev_status ring_hop(ring_run *run) {
+/* Points the step at the keys of this hop and sends them on for the next one. In forward, the slot that receives
+ * was read by the previous hop's kernel, which the mark covers, and this hop's keys are waited for. In backward, the
+ * gradients travel on the same stream behind the keys and in front of the next ones, and their waits do both. */
+static lev_status ring_hop(ring_run *run, bool forward) {
   attn_plan *p = run->p;
   int hop = run->hop;
   attn_shard_ranges(run->seq_len, p->size, ring_owner(run, hop), run->step.k_range);
@@ -300,14 +301,16 @@ static lev_status ring_hop(ring_run *run) {
     return LEV_OK;
   }
   run->step.kv = chunk_rows(p, p->kv[hop & 1], ring_tokens(run, hop), p->t_bytes);
-  if (hop > 0) LEV_TRY(lev_stream_wait(run->stream, p->kv_arrived));
+  if (forward && hop > 0) LEV_TRY(lev_stream_wait(run->stream, p->kv_arrived));
   if (run->step.last) return LEV_OK;
-  LEV_TRY(lev_event_record(p->mark, run->stream));
-  LEV_TRY(lev_stream_wait(p->comm_stream, p->mark));
+  if (forward || hop == 0) {
+    LEV_TRY(lev_event_record(p->mark, run->stream));
+    LEV_TRY(lev_stream_wait(p->comm_stream, p->mark));
+  }
   size_t send = (size_t)chunk_at(p, ring_tokens(run, hop), p->config.kv_heads) * p->t_bytes;
   size_t recv = (size_t)chunk_at(p, ring_tokens(run, hop + 1), p->config.kv_heads) * p->t_bytes;
   LEV_TRY(lev_comm_ring_shift(p->comm, p->comm_stream, p->kv[hop & 1], send, p->kv[(hop + 1) & 1], recv));
-  return lev_event_record(p->kv_arrived, p->comm_stream);
+  return forward ? lev_event_record(p->kv_arrived, p->comm_stream) : LEV_OK;
 }
 
 /* ---- forward ---- */
@@ -330,7 +333,7 @@ lev_status attn_forward(attn_plan *p, const attn_forward_args *args, lev_stream 
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
   LEV_TRY(ring_start(&run));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
-    LEV_TRY(ring_hop(&run));
+    LEV_TRY(ring_hop(&run, true));
     attn_forward_step f = {.step = run.step, .acc = p->acc ? p->acc : a.o, .sum = p->sum, .o = a.o, .lse = a.lse};
     LEV_TRY(LEV_LAUNCH(stream, &attn_forward_kernel, f));
   }
@@ -406,7 +409,7 @@ lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_strea
   b.acc_stride = p->acc ? c->heads * c->head_dim : a.dq_stride;
   LEV_TRY(ring_start(&run));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
-    LEV_TRY(ring_hop(&run));
+    LEV_TRY(ring_hop(&run, false));
     b.step = run.step;
     void *chunk = p->dkv[run.hop & 1];
     b.dkv = chunk ? chunk_rows(p, chunk, ring_tokens(&run, run.hop), p->a_bytes) : grads;
