@@ -1,11 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products through OpenBLAS's serial library. It is built with locks around its buffer pool, so calls from
- * several threads at once are fine, and each is computed by one thread, hence always in the same order. */
+/* Matrix products through OpenBLAS's serial library: each is computed by one thread, hence always in the same order. The
+ * library's pool of working buffers is not locked, so that two threads can be given the same buffer; the linker is told
+ * to send its two pool functions through the lock below (--wrap, see LIBS in the GNUmakefile). */
 #include <openblas-serial/cblas.h>
+#include <pthread.h>
 
 #include "common/dims.h"
 #include "common/gemm_ops.h"
 #include "common/tsan_impl.h"
+
+void *__real_blas_memory_alloc(int position);
+void __real_blas_memory_free(void *buffer);
+void *__wrap_blas_memory_alloc(int position);
+void __wrap_blas_memory_free(void *buffer);
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Quiet: the lock must not look like an order between the ranks' own operations. */
+void *__wrap_blas_memory_alloc(int position) {
+  lev_tsan_quiet();
+  pthread_mutex_lock(&pool_lock);
+  void *buffer = __real_blas_memory_alloc(position);
+  pthread_mutex_unlock(&pool_lock);
+  lev_tsan_loud();
+  return buffer;
+}
+
+void __wrap_blas_memory_free(void *buffer) {
+  lev_tsan_quiet();
+  pthread_mutex_lock(&pool_lock);
+  __real_blas_memory_free(buffer);
+  pthread_mutex_unlock(&pool_lock);
+  lev_tsan_loud();
+}
 
 /* bf16: edge of the square blocks that are widened to f32. Large enough that widening (2 x 512 x 512 conversions) is
  * small beside the product (512^3 multiply-adds). */
