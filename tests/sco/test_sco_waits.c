@@ -12,6 +12,8 @@
 
 extern char **environ;
 
+enum { SLOWS = 4 };
+
 typedef enum scenario {
   FULL,    /* two micro-batches */
   ABANDON, /* a prefetched item is never read; then a reset and a micro-batch */
@@ -26,8 +28,11 @@ static lev_status play(rig *r, scenario what, int64_t *settled) {
   void *at;
   *settled = 0;
   if (what == FULL) return rig_run(r, 2, true);
-  if (what == ABANDON) {
+  if (what == ABANDON) { /* only the micro-batch after it is slow: the late restore falls into its forward */
+    int slow_compute = r->slow_compute;
+    r->slow_compute = 0;
     LEV_TRY(rig_forward(r, 0, layers));
+    r->slow_compute = slow_compute;
     LEV_TRY(sco_read(r->plan, layers - 1, SCO_BOUNDARY, r->compute, &at));
     LEV_TRY(sco_release(r->plan, layers - 1, SCO_BOUNDARY, r->compute));
     lev_stream *out, *in;
@@ -47,8 +52,8 @@ static lev_status play(rig *r, scenario what, int64_t *settled) {
   return rig_sync(r);
 }
 
-/* Drops wait number `drop` (0 = none) with one stream slow (0 compute, 1 out, 2 in). Returns wrong bytes; gives the
- * waits seen. */
+/* Drops wait number `drop` (0 = none) with one stream slow (0 compute, 1 out, 2 in, 3 compute and in). Returns wrong
+ * bytes; gives the waits seen. */
 static int64_t play_dropped(scenario what, int64_t drop, int slow, int64_t *settled, int64_t *waits) {
   sco_config c = sco_config_default();
   c.layers = what == EARLY ? 8 : 5;
@@ -58,7 +63,8 @@ static int64_t play_dropped(scenario what, int64_t drop, int slow, int64_t *sett
   if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
     r.full = true;
     r.fault.fail_at[LEV_FAULT_DROP_WAIT] = drop;
-    r.slow_compute = slow == 0 ? 1000 : 0, r.slow_out = slow == 1 ? 1500 : 0, r.slow_in = slow == 2 ? 1500 : 0;
+    r.slow_compute = slow == 0 || slow == 3 ? 1000 : 0, r.slow_out = slow == 1 ? 1500 : 0,
+    r.slow_in = slow >= 2 ? 1500 : 0;
     r.fault.seen[LEV_FAULT_DROP_WAIT] = 0;
     T_EXPECT_OK(play(&r, what, settled));
     *waits = r.fault.seen[LEV_FAULT_DROP_WAIT];
@@ -72,12 +78,13 @@ static int64_t play_dropped(scenario what, int64_t drop, int slow, int64_t *sett
 T_TEST(sco_dropped_wait_gives_wrong_bytes) {
   for (int what = FULL; what <= ABANDON; ++what) {
     int64_t settled, waits, ignored;
-    for (int slow = 0; slow < 3; ++slow) T_EXPECT_EQ_I64(play_dropped((scenario)what, 0, slow, &settled, &waits), 0);
+    for (int slow = 0; slow < SLOWS; ++slow)
+      T_EXPECT_EQ_I64(play_dropped((scenario)what, 0, slow, &settled, &waits), 0);
     T_EXPECT_MSG(waits >= 12, "scenario %d has only %d waits", what, (int)waits);
     for (int64_t drop = settled + 1; drop <= waits; ++drop) {
       int64_t wrong = 0;
-      for (int slow = 0; slow < 3 && wrong == 0; ++slow)
-        wrong = play_dropped((scenario)what, drop, slow, &ignored, &ignored);
+      for (int i = 0; i < 3 * SLOWS && wrong == 0; ++i)
+        wrong = play_dropped((scenario)what, drop, i % SLOWS, &ignored, &ignored);
       T_EXPECT_MSG(wrong > 0, "scenario %d: dropping wait %d of %d went unnoticed", what, (int)drop, (int)waits);
     }
   }
@@ -90,7 +97,7 @@ T_TEST(sco_wait_mutation_child) {
   int what, drop;
   if (!env || sscanf(env, "%d:%d", &what, &drop) != 2) return;
   int64_t ignored;
-  for (int slow = 0; slow < 3; ++slow) (void)play_dropped((scenario)what, drop, slow, &ignored, &ignored);
+  for (int slow = 0; slow < SLOWS; ++slow) (void)play_dropped((scenario)what, drop, slow, &ignored, &ignored);
 }
 
 #if RIG_TSAN
@@ -98,6 +105,7 @@ static int run_child(int what, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", what, (int)drop);
   setenv("SCO_MUTATION", value, 1);
+  setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
   char exe[] = "/proc/self/exe", arg[] = "sco_wait_mutation_child";
   char *argv[] = {exe, arg, NULL};
   posix_spawn_file_actions_t quiet;
@@ -109,7 +117,14 @@ static int run_child(int what, int64_t drop) {
   if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
   posix_spawn_file_actions_destroy(&quiet);
   unsetenv("SCO_MUTATION");
+  unsetenv("TSAN_OPTIONS");
   return status;
+}
+
+/* The last restore of EARLY waits for a copy-out that the restore before it has waited for already, the stream being in
+ * order. */
+static bool covered(int what, int64_t drop) {
+  return what == EARLY && drop == 11;
 }
 
 T_TEST(sco_dropped_wait_is_a_reported_race) {
@@ -119,8 +134,8 @@ T_TEST(sco_dropped_wait_is_a_reported_race) {
     T_EXPECT_MSG(run_child(what, 0) == 0, "scenario %d races with all waits in place", what);
     int64_t last = what == FULL ? waits / 2 : what == EARLY ? settled : lev_min_i64(waits, settled + 2);
     for (int64_t drop = what == FULL || what == EARLY ? 1 : settled + 1; drop <= last; ++drop)
-      T_EXPECT_MSG(run_child(what, drop) != 0, "scenario %d: dropping wait %d of %d is not reported", what, (int)drop,
-                   (int)waits);
+      T_EXPECT_MSG(covered(what, drop) || run_child(what, drop) != 0,
+                   "scenario %d: dropping wait %d of %d is not reported", what, (int)drop, (int)waits);
   }
 }
 #endif
