@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layer against a naive f64 loop: y, dx, dprobs, dw. */
+#include "tests/llep/layer.h"
+
+#define TOL 1e-11
+
+static void both_schedules(l_case c) {
+  for (int s = 0; s < 2; ++s) {
+    c.cfg.schedule = s == 0 ? LLEP_BOUNDED : LLEP_PLAIN;
+    bool repeats = c.routing == L_SAME || (c.routing == L_EVEN_ONLY && c.cfg.top_k > (c.cfg.experts + 1) / 2);
+    c.cfg.plain_rows =
+        repeats ? c.cfg.max_tokens * c.ranks * c.cfg.top_k : 0; /* the default counts on distinct picks */
+    if (!t_failed()) l_case_check(&c, TOL);
+  }
+}
+
+/* Group sizes x routings x picks; E does not divide over 3, 4 and 5 ranks; rank token counts differ. */
+static void sweep(int ranks, int64_t experts) {
+  for (int64_t k = 1; k <= 4 && k <= experts; ++k)
+    for (int routing = 0; routing < L_ROUTINGS; ++routing) {
+      l_case c = l_small(ranks, experts, k, 11);
+      c.routing = (l_routing)routing;
+      for (int r = 0; r < ranks; ++r) c.tokens[r] = 11 - 3 * (r % 4);
+      if (k == 4 && experts < 7) continue;
+      both_schedules(c);
+    }
+}
+
+T_TEST(llep_layer_1_rank) {
+  sweep(1, 6);
+}
+T_TEST(llep_layer_2_ranks) {
+  sweep(2, 7);
+}
+T_TEST(llep_layer_3_ranks) {
+  sweep(3, 7);
+}
+T_TEST(llep_layer_4_ranks) {
+  sweep(4, 10);
+}
+T_TEST(llep_layer_5_ranks) {
+  sweep(5, 7);
+}
+
+/* Fewer experts than ranks: some ranks own nothing, but can help. */
+T_TEST(llep_layer_ranks_without_experts) {
+  for (int routing = 0; routing < L_ROUTINGS; ++routing) {
+    l_case c = l_small(4, 3, 2, 9);
+    c.routing = (l_routing)routing, c.cfg.min_rows = 1;
+    both_schedules(c);
+  }
+}
+
+T_TEST(llep_layer_chunk_caps) {
+  static const int64_t caps[] = {6, 7, 13, 40, 1000};
+  for (size_t i = 0; i < sizeof caps / sizeof *caps; ++i)
+    for (int routing = L_ZIPF; routing <= L_SAME; ++routing) {
+      l_case c = l_small(3, 5, 2, 17);
+      c.cfg.chunk_rows = caps[i], c.routing = (l_routing)routing;
+      if (!t_failed()) l_case_check(&c, TOL);
+    }
+}
+
+T_TEST(llep_layer_tile_rows) {
+  for (int64_t tile = 1; tile <= 9; tile += 2) {
+    l_case c = l_small(4, 6, 2, 13);
+    c.cfg.tile_rows = tile, c.cfg.chunk_rows = 40, c.routing = L_ZIPF;
+    if (!t_failed()) l_case_check(&c, TOL);
+  }
+}
+
+T_TEST(llep_layer_without_lending_and_with_many_slots) {
+  static const int64_t slots[] = {-1, 1, 2, 9};
+  for (size_t i = 0; i < sizeof slots / sizeof *slots; ++i) {
+    l_case c = l_small(4, 9, 3, 14);
+    c.cfg.foreign_slots = slots[i], c.cfg.min_rows = 0, c.routing = L_ONE_EXPERT;
+    if (!t_failed()) l_case_check(&c, TOL);
+  }
+}
+
+/* A weight gradient larger than the buffers it returns through goes home in pieces. */
+T_TEST(llep_layer_gradient_in_pieces) {
+  l_case c = l_small(4, 4, 1, 8);
+  c.cfg.inter = 61, c.cfg.chunk_rows = 4, c.cfg.min_rows = 1, c.routing = L_SAME;
+  c.cfg.foreign_slots = 2;
+  l_case_check(&c, TOL);
+}
+
+T_TEST(llep_layer_few_tokens) {
+  for (int only = -1; only < 3; ++only) { /* none, then one token in all, on each rank */
+    l_case c = l_small(3, 4, 2, 5);
+    for (int r = 0; r < 3; ++r) c.tokens[r] = r == only;
+    both_schedules(c);
+  }
+  l_case c = l_small(3, 4, 2, 5); /* ranks without tokens */
+  c.tokens[0] = c.tokens[2] = 0;
+  both_schedules(c);
+}
+
+T_TEST(llep_layer_accumulates) {
+  l_case c = l_small(3, 5, 2, 10);
+  c.accumulate = true, c.passes = 2, c.routing = L_ZIPF, c.cfg.layers = 3;
+  both_schedules(c);
+}
+
+/* More source ranks with rows of an expert than one pack launch takes is impossible here; many runs per tile are not.
+ */
+T_TEST(llep_layer_8_ranks) {
+  l_case c = l_small(8, 16, 2, 12);
+  c.routing = L_ZIPF, c.cfg.chunk_rows = 64, c.cfg.tile_rows = 24;
+  l_case_check(&c, TOL);
+}
+
+T_TEST(llep_layer_immediate) {
+  l_case c = l_small(2, 5, 2, 12);
+  c.immediate = true, c.routing = L_ZIPF;
+  l_case_check(&c, TOL);
+}
+
+T_TEST(llep_layer_jitter) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    l_case c = l_small(3, 5, 2, 16);
+    c.jitter = seed, c.routing = L_ONE_EXPERT, c.passes = 2;
+    if (!t_failed()) l_case_check(&c, TOL);
+  }
+}
+
+T_TEST(llep_layer_f32_and_bf16) {
+  l_case c = l_small(4, 10, 2, 40);
+  c.cfg.hidden = 32, c.cfg.inter = 24, c.routing = L_ZIPF;
+  c.cfg.dtype = LEV_F32;
+  l_case_check(&c, 1e-5);
+  c.cfg.dtype = LEV_BF16;
+  l_case_check(&c, 2e-2);
+}
+
+/* Larger rows than one column block of the kernels. */
+T_TEST(llep_layer_wide_rows) {
+  l_case c = l_small(2, 3, 2, 6);
+  c.cfg.hidden = 600, c.cfg.inter = 33, c.routing = L_ZIPF;
+  l_case_check(&c, TOL);
+}
