@@ -46,12 +46,15 @@ static lev_status rdtp_land_acc(rdtp_ring *ring, void *acc, int64_t rows) {
   return ring->merge(run, acc, incoming, rows);
 }
 
+/* The comm stream must not send an accumulator that is still being summed, nor overwrite a slot that is still being
+ * read: hop i fills the slot that step i - 1 reads, so the mark of hop 0, which covers the round before, serves hop 1
+ * as well. The accumulator hops first, because it is needed first. */
 static lev_status rdtp_ring_step(rdtp_ring *ring, rdtp_visit *visit) {
   rdtp_plan *p = ring->run->p;
   bool moves = visit->hop < p->size - 1;
-  if (moves || ring->pending) LEV_TRY(rdtp_mark(ring->run));
-  if (moves) LEV_TRY(rdtp_hop_payload(ring, visit));
+  if (ring->pending || (moves && visit->hop != 1)) LEV_TRY(rdtp_mark(ring->run));
   if (ring->pending) LEV_TRY(rdtp_hop_acc(ring));
+  if (moves) LEV_TRY(rdtp_hop_payload(ring, visit));
   if (visit->hop > 0) LEV_TRY(lev_stream_wait(ring->run->stream, p->arrived[(visit->hop - 1) & 1]));
   LEV_TRY(ring->compute(ring->run, visit));
   if (ring->pending) LEV_TRY(rdtp_land_acc(ring, visit->acc, visit->rows));

@@ -72,7 +72,7 @@ bool rig_open(rig *r, const rig_case *c) {
 void rig_close(rig *r) {
   for (int i = 0; i < r->c.ranks; ++i) {
     rig_rank *k = &r->rank[i];
-    void *blocks[] = {k->h, k->dh, k->w, k->dw, k->h64, k->dh64, k->w64, k->dw64, k->dw0, k->labels};
+    void *blocks[] = {k->h, k->dh, k->w, k->dw, k->h64, k->dh64, k->w64, k->dw64, k->dw0, k->labels, k->kept};
     for (size_t b = 0; b < sizeof blocks / sizeof *blocks; ++b) free(blocks[b]);
     lev_trace_destroy(k->trace);
   }
@@ -169,15 +169,55 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   return LEV_OK;
 }
 
-static lev_status world_step(rig *r, int rank, rig_world *w) {
+/* Inputs appear on the stream just before the call and are gone right after it, as in a training step: a collective
+ * that does not wait for `stream`, or is not waited for, reads rubbish. */
+typedef struct inputs_args {
+  rig_rank *rank;
+  size_t h_bytes, w_bytes, label_bytes;
+  bool appear;
+} inputs_args;
+
+static void inputs_move(const void *args) {
+  const inputs_args *a = args;
+  void *at[] = {a->rank->h, a->rank->w, a->rank->labels};
+  const size_t bytes[] = {a->h_bytes, a->w_bytes, a->label_bytes};
+  unsigned char *kept = a->rank->kept;
+  for (int i = 0; i < 3; kept += bytes[i++]) {
+    if (a->appear)
+      memcpy(at[i], kept, bytes[i]);
+    else
+      num_poison(at[i], bytes[i]);
+  }
+}
+static const lev_kernel inputs_kernel = {.name = "test.inputs", .cpu = inputs_move};
+
+static lev_status inputs_keep(rig *r, int rank, inputs_args *a) {
   rig_rank *k = &r->rank[rank];
-  LEV_TRY(lev_arena_push(w->arena[LEV_MEM_DEVICE], &w->stream, 1));
-  lev_blocks blocks;
-  LEV_TRY(lev_blocks_take(w->arena, true, r->phase == RDTP_STEP ? rdtp_walk_step : rdtp_walk_eval, w->plan, &blocks));
-  lev_blocks less = blocks;
-  less.bytes[LEV_MEM_DEVICE] -= LEV_ALIGN;
-  T_EXPECT_STATUS(rdtp_plan_bind(w->plan, r->phase, &less), LEV_ERR_CAPACITY);
-  LEV_TRY(rdtp_plan_bind(w->plan, r->phase, &blocks));
+  size_t t = lev_dtype_bytes(r->c.dtype);
+  *a = (inputs_args){k, (size_t)(k->tokens * r->c.hidden) * t, (size_t)(k->vocab_rows * r->c.hidden) * t,
+                     (size_t)k->tokens * sizeof(int32_t), true};
+  free(k->kept);
+  k->kept = malloc(a->h_bytes + a->w_bytes + a->label_bytes + 1);
+  if (!k->kept) return LEV_ERR_NOMEM;
+  memcpy(k->kept, k->h, a->h_bytes);
+  memcpy(k->kept + a->h_bytes, k->w, a->w_bytes);
+  memcpy(k->kept + a->h_bytes + a->w_bytes, k->labels, a->label_bytes);
+  inputs_args gone = *a;
+  gone.appear = false;
+  inputs_move(&gone);
+  return LEV_OK;
+}
+
+static void inputs_return(rig *r, int rank) {
+  rig_rank *k = &r->rank[rank];
+  size_t t = lev_dtype_bytes(r->c.dtype);
+  inputs_args a = {k, (size_t)(k->tokens * r->c.hidden) * t, (size_t)(k->vocab_rows * r->c.hidden) * t,
+                   (size_t)k->tokens * sizeof(int32_t), true};
+  if (k->kept) inputs_move(&a);
+}
+
+static lev_status world_call(rig *r, int rank, rig_world *w) {
+  rig_rank *k = &r->rank[rank];
   int64_t rows[RIG_RANKS];
   for (int i = 0; i < r->c.ranks; ++i) rows[i] = r->c.tokens[i];
   rdtp_args args = {.tokens = k->tokens,
@@ -189,11 +229,27 @@ static lev_status world_step(rig *r, int rank, rig_world *w) {
                     .dw = k->dw,
                     .sums = k->sums,
                     .grad_scale = r->grad_scale};
+  inputs_args inputs;
+  LEV_TRY(inputs_keep(r, rank, &inputs));
+  LEV_TRY(LEV_LAUNCH(w->stream, &inputs_kernel, inputs));
   lev_status st = r->phase == RDTP_STEP ? rdtp_step(w->plan, &args, w->stream) : rdtp_eval(w->plan, &args, w->stream);
   if (st != LEV_OK) lev_comm_abort(w->comm);
+  inputs.appear = false;
+  if (st == LEV_OK) st = LEV_LAUNCH(w->stream, &inputs_kernel, inputs);
   lev_status synced = lev_stream_sync(w->stream);
-  if (st == LEV_OK) st = synced;
-  LEV_TRY(st);
+  return st == LEV_OK ? synced : st;
+}
+
+static lev_status world_step(rig *r, int rank, rig_world *w) {
+  rig_rank *k = &r->rank[rank];
+  LEV_TRY(lev_arena_push(w->arena[LEV_MEM_DEVICE], &w->stream, 1));
+  lev_blocks blocks;
+  LEV_TRY(lev_blocks_take(w->arena, true, r->phase == RDTP_STEP ? rdtp_walk_step : rdtp_walk_eval, w->plan, &blocks));
+  lev_blocks less = blocks;
+  less.bytes[LEV_MEM_DEVICE] -= LEV_ALIGN;
+  T_EXPECT_STATUS(rdtp_plan_bind(w->plan, r->phase, &less), LEV_ERR_CAPACITY);
+  LEV_TRY(rdtp_plan_bind(w->plan, r->phase, &blocks));
+  LEV_TRY(world_call(r, rank, w));
   LEV_TRY(lev_arena_pop(w->arena[LEV_MEM_DEVICE]));
   k->peak = lev_ledger_peak(w->ledger, LEV_MEM_DEVICE);
   T_EXPECT_EQ_I64(lev_ledger_module_peak(w->ledger, LEV_MEM_DEVICE, "rdtp."), k->planned);
@@ -217,6 +273,7 @@ static void rig_rank_main(int rank, void *ctx) {
   lev_arena_destroy(w.arena[LEV_MEM_DEVICE]);
   lev_device_close(w.device);
   lev_ledger_destroy(w.ledger);
+  inputs_return(r, rank); /* no stream is left that could still read them */
 }
 
 void rig_run(rig *r, rdtp_phase phase, lev_backend backend) {

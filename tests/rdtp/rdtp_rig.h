@@ -31,6 +31,7 @@ typedef struct rig_rank {
   int64_t tokens, vocab_begin, vocab_rows;
   void *h, *w, *dh, *dw; /* as in rdtp_args */
   int32_t *labels;
+  unsigned char *kept; /* copies of h, w and labels while a run moves the originals */
   double sums[RDTP_SUMS];
   double *h64, *w64, *dh64, *dw64, *dw0; /* rounded inputs, wanted outputs, dw before the call */
   double sums64[RDTP_SUMS];
