@@ -23,14 +23,17 @@ lev_status lev_comm_split(lev_comm *comm, int color, int key, lev_comm **out) {
 
 lev_status lev_comm_subset(lev_comm *comm, int first, int stride, int size, lev_comm **out) {
   *out = NULL;
-  if (size < 1 || first < 0 || stride < 1 || first + (int64_t)(size - 1) * stride >= comm->world_size)
-    return lev_fail(LEV_ERR_ARG, "subset of %d ranks from rank %d in steps of %d; the world has %d ranks", size, first,
-                    stride, comm->world_size);
-  int offset = comm->world_rank - first;
+  if (size < 1 || first < 0 || stride < 1 || first + (int64_t)(size - 1) * stride >= comm->size)
+    return lev_fail(LEV_ERR_ARG, "subset of %d ranks from rank %d in steps of %d; the communicator has %d ranks", size,
+                    first, stride, comm->size);
+  if (comm->stride == 0)
+    return lev_fail(LEV_ERR_UNSUPPORTED, "subset of a split group whose %d ranks are not evenly spaced", comm->size);
+  int offset = comm->rank - first;
   if (offset < 0 || offset % stride != 0 || offset / stride >= size)
     return lev_fail(LEV_ERR_ARG, "rank %d is not in the subset of %d ranks from rank %d in steps of %d",
-                    comm->world_rank, size, first, stride);
-  return comm->ops->subset(comm, first, stride, size, offset / stride, out);
+                    comm->rank, size, first, stride);
+  return comm->ops->subset(comm, comm->first + first * comm->stride, stride * comm->stride, size, offset / stride,
+                           out);
 }
 
 void lev_comm_destroy(lev_comm *comm) {

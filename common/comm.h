@@ -41,7 +41,9 @@ LEV_MUST_CHECK lev_status lev_comm_dry_create(int size, int rank, lev_device *de
 /* Collective: ranks with the same color (>= 0) form a group, ordered by (key, rank). Waits. color < 0: *out = NULL. */
 LEV_MUST_CHECK lev_status lev_comm_split(lev_comm *comm, int color, int key, lev_comm **out);
 /* On dry, a split cannot ask the others: the caller says what the group would be. Usable on every backend: the group is the
- * `size` world ranks first, first + stride, ...; all members call it with the same values, in the same order. */
+ * `size` ranks first, first + stride, ... of `comm`; all members call it with the same values, in the same order. So (0, 1,
+ * size) makes a second communicator of the same ranks. Errors: LEV_ERR_ARG; LEV_ERR_UNSUPPORTED where `comm` came from a split
+ * whose ranks are not evenly spaced. */
 LEV_MUST_CHECK lev_status lev_comm_subset(lev_comm *comm, int first, int stride, int size, lev_comm **out);
 void lev_comm_destroy(lev_comm *comm); /* its streams must be idle; NULL is fine */
 int lev_comm_rank(const lev_comm *comm);

@@ -8,15 +8,18 @@
 
 static const lev_comm_ops dry_ops;
 
-static lev_status create(lev_device *device, int rank, int size, int world_rank, int world_size, lev_comm **out) {
+static lev_status create(lev_device *device, int rank, int size, int first, int stride, int world_size,
+                         lev_comm **out) {
   lev_comm *comm = lev_calloc(LEV_HEAP_COMMON, 1, sizeof *comm);
   if (!comm) return LEV_ERR_NOMEM;
   *comm = (lev_comm){.ops = &dry_ops,
                      .device = device,
                      .rank = rank,
                      .size = size,
-                     .world_rank = world_rank,
-                     .world_size = world_size};
+                     .world_rank = first + rank * stride,
+                     .world_size = world_size,
+                     .first = first,
+                     .stride = stride};
   *out = comm;
   return LEV_OK;
 }
@@ -45,7 +48,7 @@ static lev_status dry_split(lev_comm *comm, int color, int key, lev_comm **out) 
   (void)key;
   if (color < 0) return LEV_OK;
   /* Groups of one need nobody's answer. */
-  if (comm->size == 1) return create(comm->device, 0, 1, comm->world_rank, comm->world_size, out);
+  if (comm->size == 1) return create(comm->device, 0, 1, comm->world_rank, 1, comm->world_size, out);
   return lev_fail(LEV_ERR_UNSUPPORTED,
                   "a dry world cannot ask its other %d ranks for their colors; name the group with "
                   "lev_comm_subset",
@@ -53,8 +56,7 @@ static lev_status dry_split(lev_comm *comm, int color, int key, lev_comm **out) 
 }
 
 static lev_status dry_subset(lev_comm *comm, int first, int stride, int size, int rank, lev_comm **out) {
-  (void)first, (void)stride;
-  return create(comm->device, rank, size, comm->world_rank, comm->world_size, out);
+  return create(comm->device, rank, size, first, stride, comm->world_size, out);
 }
 
 static void dry_destroy(lev_comm *comm) {
@@ -77,5 +79,5 @@ lev_status lev_comm_dry_create(int size, int rank, lev_device *device, lev_comm 
   if (lev_device_backend(device) != LEV_BACKEND_DRY)
     return lev_fail(LEV_ERR_ARG, "a dry world runs on a dry device, not on %s",
                     lev_backend_name(lev_device_backend(device)));
-  return create(device, rank, size, rank, size, out);
+  return create(device, rank, size, 0, 1, size, out);
 }

@@ -61,6 +61,7 @@ struct lev_comm {
   lev_device *device;
   int rank, size;
   int world_rank, world_size;
+  int first, stride; /* members are the world ranks first, first + stride, ...; stride 0: no such rule (split) */
   uint64_t bytes_sent;
   int64_t calls;
 };

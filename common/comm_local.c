@@ -23,7 +23,7 @@ struct lev_comm_hub {
   lev_local_group *world;
   bool *joined; /* [size] */
   atomic_bool aborted;
-  char reason[TEXT_BYTES]; /* written before `aborted` is set */
+  char reason[TEXT_BYTES]; /* written once, before any lane is killed */
 };
 
 static const lev_comm_ops local_ops;
@@ -77,9 +77,10 @@ static void missing_text(const lev_local_group *group, const lev_local_lane *lan
   }
 }
 
-static lev_status aborted(const lev_comm_hub *hub, const char *what) {
+/* Called with the lane locked. */
+static lev_status aborted(const lev_local_group *group, const lev_local_lane *lane, const char *what) {
   return lev_fail(LEV_ERR_ABORTED, "%s: the world was aborted: %s", what,
-                  atomic_load(&hub->aborted) ? hub->reason : "a deadline passed");
+                  lane->missed[0] ? lane->missed : group->hub->reason);
 }
 
 /* Waits for the meeting after number `before`. Called with the lane locked. */
@@ -92,16 +93,19 @@ static lev_status wait_met(lev_local_group *group, lev_local_lane *lane, uint64_
     missing_text(group, lane, missing, sizeof missing);
     lane->dead = true;
     pthread_cond_broadcast(&lane->changed);
-    return lev_fail(LEV_ERR_TIMEOUT, "%s: rank(s) %s did not come within %g s", what, missing, group->hub->timeout);
+    snprintf(lane->missed, sizeof lane->missed, "%s: rank(s) %s did not come within %g s", what, missing,
+             group->hub->timeout);
+    return lev_fail(LEV_ERR_TIMEOUT, "%s", lane->missed);
   }
-  return atomic_load(&lane->meetings) != before ? LEV_OK : aborted(group->hub, what);
+  return atomic_load(&lane->meetings) != before ? LEV_OK : aborted(group, lane, what);
 }
 
 lev_status lev_local_meet(lev_local_group *group, lev_local_lane *lane, int rank, const void *mine, const char *what) {
   pthread_mutex_lock(&lane->lock);
   if (lane->dead) {
+    lev_status st = aborted(group, lane, what);
     pthread_mutex_unlock(&lane->lock);
-    return aborted(group->hub, what);
+    return st;
   }
   uint64_t before = atomic_load(&lane->meetings);
   lane->slots[rank] = mine;
@@ -258,7 +262,11 @@ static lev_status comm_new(lev_local_group *group, int rank, lev_device *device,
                        .rank = rank,
                        .size = group->size,
                        .world_rank = group->world_ranks[rank],
-                       .world_size = group->hub->size};
+                       .world_size = group->hub->size,
+                       .first = group->world_ranks[0],
+                       .stride = group->size > 1 ? group->world_ranks[1] - group->world_ranks[0] : 1};
+  for (int r = 1; r < group->size; ++r)
+    if (group->world_ranks[r] - group->world_ranks[r - 1] != c->base.stride || c->base.stride < 0) c->base.stride = 0;
   c->group = group;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->finished, NULL);

@@ -16,7 +16,8 @@
 typedef struct lev_local_lane {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  bool dead; /* aborted, or a member's deadline passed */
+  bool dead;       /* aborted, or a member's deadline passed */
+  char missed[512]; /* which deadline, if one passed here */
   int n_met, n_parted;
   _Atomic uint64_t meetings, partings;
   const void **slots; /* [size] what each member left at the latest meeting */

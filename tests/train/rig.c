@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/train/rig.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/rng.h"
+#include "tests/num.h"
+#include "tests/t.h"
+#include "tests/train/tokens.h"
+
+typedef struct rig {
+  const rig_options *o;
+  rig_result *result;
+  lev_comm_hub *hub;
+  pthread_mutex_t lock;
+} rig;
+
+double rig_direction(int tensor, int64_t element) {
+  return lev_rng_normal((lev_rng_key){77, 1, (uint32_t)tensor}, (uint64_t)element);
+}
+
+/* Calls fn for each stored element of the rank: (tensor, global element, index in the flat shard). */
+static void each_element(const lev_params *p, void (*fn)(void *, const lev_tensor *, int64_t, int64_t), void *ctx) {
+  for (int i = 0; i < p->n_pieces; ++i) {
+    const lev_piece *piece = &p->pieces[i];
+    const lev_tensor *t = &p->tensors[piece->tensor];
+    int64_t first = (t->first_row + piece->row) * t->cols;
+    for (int64_t e = 0; e < piece->rows * t->cols; ++e) fn(ctx, t, first + e, piece->shard_offset + e);
+  }
+}
+
+typedef struct shift_ctx {
+  lev_rank *rank;
+  double by;
+} shift_ctx;
+
+static void shift_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
+  shift_ctx *c = ctx;
+  void *shard = lev_weights_shard(c->rank->weights);
+  lev_dtype dtype = c->rank->params->model.dtype;
+  double x = lev_dtype_load(dtype, shard, at);
+  lev_dtype_store(dtype, shard, at, x + c->by * rig_direction((int)t->id, element));
+}
+
+typedef struct collect_ctx {
+  lev_rank *rank;
+  rig_result *out;
+} collect_ctx;
+
+static void collect_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
+  collect_ctx *c = ctx;
+  int id = (int)t->id;
+  if (!c->out->gradient[id]) {
+    c->out->elements[id] = t->full_rows * t->cols;
+    c->out->gradient[id] = calloc((size_t)c->out->elements[id], sizeof(double));
+    c->out->weight[id] = calloc((size_t)c->out->elements[id], sizeof(double));
+    memcpy(c->out->name[id], t->name, sizeof c->out->name[id]);
+  }
+  c->out->gradient[id][element] = lev_dtype_load(c->rank->grad_dtype, lev_weights_grads(c->rank->weights), at);
+  c->out->weight[id][element] = lev_dtype_load(c->rank->params->model.dtype, lev_weights_shard(c->rank->weights), at);
+}
+
+/* Planned and measured peaks agree, tag by tag and in total. */
+static bool same_peaks(const lev_ledger *planned, const lev_ledger *measured) {
+  bool same = true;
+  for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
+    same &= T_EXPECT_EQ_I64(lev_ledger_peak(measured, (lev_mem)cls), lev_ledger_peak(planned, (lev_mem)cls));
+  for (int i = 0; i < lev_ledger_count(planned); ++i) {
+    lev_ledger_row row = lev_ledger_at(planned, i);
+    size_t got = lev_ledger_tag_peak(measured, row.cls, row.tag);
+    same &= t_check(got == row.peak, __FILE__, __LINE__, "%s: planned %zu, measured %zu", row.tag, row.peak, got);
+  }
+  return same & T_EXPECT_EQ_I64(lev_ledger_count(measured), lev_ledger_count(planned));
+}
+
+static void run_steps(rig *g, lev_rank *rank, lev_loader *loader, lev_step_result *step) {
+  const rig_options *o = g->o;
+  if (!o->update) {
+    T_EXPECT_OK(lev_step_gradients(rank, loader, o->first_sample, step));
+    return;
+  }
+  int n = o->steps > 0 ? o->steps : 1;
+  for (int i = 0; i < n; ++i)
+    T_EXPECT_OK(lev_train_step(rank, loader, i + 1, o->first_sample + i * o->config->train.global_batch,
+                               o->config->optimizer.lr, step));
+}
+
+static void rank_main(int index, void *ctx) {
+  rig *g = ctx;
+  const rig_options *o = g->o;
+  lev_rank_plan plan;
+  lev_device *device;
+  lev_comm *world;
+  lev_ledger *ledger;
+  lev_rank *rank;
+  lev_step_result step = {0};
+  double nll = 0;
+  int64_t valid = 0;
+  lev_device_config dc = {.backend = LEV_BACKEND_CPU, .jitter_seed = (uint64_t)o->config->debug.jitter_seed};
+  T_REQUIRE_OK(lev_plan_rank(o->config, index, NULL, &plan));
+  T_REQUIRE_OK(lev_device_open(&dc, &device));
+  T_REQUIRE_OK(lev_ledger_create(NULL, &ledger));
+  T_REQUIRE_OK(lev_comm_local_join(g->hub, index, device, &world));
+  lev_rank_options ro = {.config = o->config, .device = device, .world = world, .ledger = ledger, .slabs = &plan.slabs};
+  T_REQUIRE_OK(lev_rank_create(&ro, &rank));
+  lev_loader *loader = tokens_loader(o->config);
+  if (o->poison) T_EXPECT_OK(lev_arena_poison(rank->arena[LEV_MEM_DEVICE], 0xFF));
+  T_EXPECT_OK(lev_rank_init_weights(rank));
+  if (o->shift != 0) {
+    shift_ctx sc = {rank, o->shift * o->direction};
+    each_element(rank->params, shift_one, &sc);
+    T_EXPECT_OK(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
+  }
+  run_steps(g, rank, loader, &step);
+  if (o->evaluate) T_EXPECT_OK(lev_evaluate(rank, loader, 0, 3, &nll, &valid));
+  pthread_mutex_lock(&g->lock);
+  collect_ctx cc = {rank, g->result};
+  each_element(rank->params, collect_one, &cc);
+  g->result->plan_exact &= !o->evaluate || !o->update || same_peaks(plan.ledger, ledger);
+  if (index == 0) g->result->step = step, g->result->nll = nll, g->result->valid = valid;
+  g->result->bytes_sent += lev_comm_bytes_sent(world);
+  pthread_mutex_unlock(&g->lock);
+  lev_loader_close(loader);
+  lev_rank_destroy(rank);
+  lev_comm_destroy(world);
+  lev_device_close(device);
+  lev_ledger_destroy(ledger);
+  lev_rank_plan_free(&plan);
+}
+
+void rig_run(const rig_options *options, rig_result *result) {
+  rig g = {.o = options, .result = result, .lock = PTHREAD_MUTEX_INITIALIZER};
+  memset(result, 0, sizeof *result);
+  result->plan_exact = true;
+  T_REQUIRE_OK(lev_comm_hub_create((int)options->config->parallel.ranks, 60, &g.hub));
+  t_ranks((int)options->config->parallel.ranks, rank_main, &g);
+  lev_comm_hub_destroy(g.hub);
+}
+
+void rig_free(rig_result *result) {
+  for (int i = 0; i < RIG_TENSORS; ++i) {
+    free(result->gradient[i]);
+    free(result->weight[i]);
+  }
+  memset(result, 0, sizeof *result);
+}
+
+double rig_gradient_distance(const rig_result *got, const rig_result *want, const char **worst) {
+  double most = 0;
+  *worst = "";
+  for (int i = 0; i < RIG_TENSORS; ++i) {
+    if (!want->gradient[i]) continue;
+    double d = got->gradient[i] ? num_rel_l2_f64(got->gradient[i], want->gradient[i], want->elements[i]) : INFINITY;
+    if (d > most) most = d, *worst = want->name[i];
+  }
+  return most;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs the composed step on rank threads and collects whole tensors, so that layouts and schedules can be compared. */
+#ifndef LEV_TESTS_TRAIN_RIG_H
+#define LEV_TESTS_TRAIN_RIG_H
+
+#include "harness/train/plan.h"
+#include "harness/train/rank.h"
+
+enum { RIG_TENSORS = 256 };
+
+/* Tiny f64 model and one step's settings; tests change what they vary. */
+void rig_config(lev_config *config);
+
+/* What a run left behind; zero-initialised by rig_run. */
+typedef struct rig_result {
+  double *gradient[RIG_TENSORS]; /* by tensor id, f64 [elements] */
+  double *weight[RIG_TENSORS];   /* after the step, where one was taken */
+  int64_t elements[RIG_TENSORS];
+  char name[RIG_TENSORS][96];
+  lev_step_result step;
+  double nll;      /* of the evaluation */
+  int64_t valid;
+  bool plan_exact; /* planned = measured on every rank, tag by tag */
+  uint64_t bytes_sent;
+} rig_result;
+
+typedef struct rig_options {
+  const lev_config *config;
+  bool update;               /* take the optimizer step too */
+  bool evaluate;
+  int direction;             /* +1 / -1: weights moved along a fixed random direction first, by `shift` */
+  double shift;
+  int64_t first_sample;
+  bool poison;               /* all work bytes poisoned before the run */
+  int steps;                 /* with update: how many (0 = 1) */
+} rig_options;
+
+/* Runs it; failures are recorded in the running test. */
+void rig_run(const rig_options *options, rig_result *result);
+void rig_free(rig_result *result);
+/* Element of the fixed random direction (unit variance) that rig_options.shift multiplies. */
+double rig_direction(int tensor, int64_t element);
+/* Largest relative L2 difference over all gradient tensors; names the worst. */
+double rig_gradient_distance(const rig_result *got, const rig_result *want, const char **worst);
+
+#endif
