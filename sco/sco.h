@@ -100,17 +100,16 @@ void sco_streams(const sco_plan *plan, lev_stream **copy_out, lev_stream **resto
  */
 LEV_MUST_CHECK lev_status sco_write_begin(sco_plan *plan, int layer, sco_kind kind, lev_stream *compute, void **ptr);
 /* The item's first `bytes` bytes (0 is legal) are written once `compute` reaches this point. A hosted item is then
- * copied out on the copy-out stream. `compute` may go on reading the item at *ptr until the second next sco_write_begin
- * of this kind (that one may take the same slot); for an item that is not hosted, until sco_reset. It must not write
- * it. Errors: LEV_ERR_CAPACITY (bytes above item_bytes). */
+ * copied out on the copy-out stream. `compute` may go on reading a hosted item at *ptr until the second next
+ * sco_write_begin of this kind (that one may take the same slot), any other item until its sco_release or sco_reset. It
+ * must not write it again. Errors: LEV_ERR_CAPACITY (bytes above item_bytes). */
 LEV_MUST_CHECK lev_status sco_write_end(sco_plan *plan, int layer, sco_kind kind, size_t bytes, lev_stream *compute);
 
 /* Starts restoring the item into its slot, after the slot's last owner was released on `compute`. Nothing to do
  * (LEV_OK) where the item is on the card already: not hosted, still in its slot since forward, or prefetched before. */
 LEV_MUST_CHECK lev_status sco_prefetch(sco_plan *plan, int layer, sco_kind kind, lev_stream *compute);
-/* Gives in *ptr the item as it was written; `compute` may read it until sco_release. Starts the restore if sco_prefetch
- * has not. Reading again before the release gives the same address. The address differs from that of sco_write_begin
- * only in that the slot may have had other owners since. */
+/* Gives in *ptr the item as it was written, at the address of its sco_write_begin; `compute` may read it until
+ * sco_release. Starts the restore if sco_prefetch has not. May be called again before the release. */
 LEV_MUST_CHECK lev_status sco_read(sco_plan *plan, int layer, sco_kind kind, lev_stream *compute, void **ptr);
 /* Ends the read: once `compute` reaches this point, the slot may be restored into. An item is released once per
  * micro-batch. */
