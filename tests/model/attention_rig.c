@@ -274,10 +274,12 @@ static lev_status world_calls(attn_rig *r, world *w) {
 
 static lev_status world_run(attn_rig *r, int rank, world *w) {
   attn_rig_rank *k = &r->rank[rank];
+  k->planned = 0;
+  bool delayed = r->c.jitter != 0 && (r->c.jitter_rank == 0 || r->c.jitter_rank == rank);
   lev_device_config dc = {.backend = r->backend,
                           .trace = k->trace,
                           .fault = &k->fault,
-                          .jitter_seed = r->c.jitter ? r->c.jitter * 100 + (uint64_t)rank : 0,
+                          .jitter_seed = delayed ? r->c.jitter * 100 + (uint64_t)rank : 0,
                           .immediate = r->c.immediate};
   LEV_TRY(lev_ledger_create(k->trace, &w->ledger));
   LEV_TRY(lev_device_open(&dc, &w->device));

@@ -34,6 +34,7 @@ typedef struct attn_case {
   double tilt;      /* scores of a query rise by about this much per key position */
   int64_t spare;    /* max_tokens above the largest share */
   uint64_t jitter;
+  int jitter_rank; /* random delays on this rank only; 0 = on all */
   bool immediate;
 } attn_case;
 

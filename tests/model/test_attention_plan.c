@@ -221,7 +221,7 @@ static const attn_case wait_case = {
 /* True when the outputs are right with wait number `drop` of rank 1 left out (0 = none); gives the waits seen. */
 static bool play(int64_t drop, uint64_t jitter, int64_t *waits) {
   attn_case c = wait_case;
-  c.jitter = jitter;
+  c.jitter = jitter, c.jitter_rank = jitter % 2 == 1 ? 1 : 0;
   attn_rig r;
   bool right = true;
   if (attn_rig_open(&r, &c)) {
