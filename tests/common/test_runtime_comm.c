@@ -308,7 +308,6 @@ static void body_many(lev_comm *comm, lev_stream *stream, void *ctx) {
     if (i % 20 == 7 && n == 2) {
       for (int m = 0; m < MOVES; ++m) {
         bool is_send = (m + rank) % 2 == 0;
-        slots[rank][m][0] = i;
         moves[m] = (lev_comm_move){1 - rank, is_send, &slots[rank][m][!is_send], 8};
       }
       T_EXPECT_OK(lev_comm_exchange(comm, stream, moves, i % 40 == 7 ? MOVES : MOVES / 2));
