@@ -168,10 +168,67 @@ typedef struct l_rank {
   llep_plan *plan;
   lev_arena *arena[LEV_MEM_CLASSES];
   void *workspace;
+  lev_fault fault;
+  unsigned char *memory; /* "device" arrays of this rank; NULL on the dry backend */
 } l_rank;
 
-static unsigned char *at(void *base, int64_t index, size_t bytes) {
-  return base ? (unsigned char *)base + (size_t)index * bytes : (unsigned char *)(uintptr_t)4096;
+/* Arrays of one rank: what the calls see, and the test's side of each. Inputs appear on the stream just before a call
+ * and are gone right after it, outputs are fetched right after it, as in a training step: work that is not ordered with
+ * the stream meets rubbish. */
+typedef enum l_array { X, IDS, PROBS, W, DY, Y, DX, DPROBS, DW, ARRAYS } l_array;
+typedef struct l_arrays {
+  unsigned char *device[ARRAYS], *test[ARRAYS];
+  size_t bytes[ARRAYS];
+} l_arrays;
+
+static unsigned char *at(void *base, size_t offset) {
+  return base ? (unsigned char *)base + offset : (unsigned char *)(uintptr_t)4096;
+}
+
+static l_arrays arrays(const l_rank *k) {
+  const l_case *c = k->c;
+  l_data none = {0}, *d = k->d ? k->d : &none;
+  size_t tb = lev_dtype_bytes(c->cfg.dtype), ab = lev_dtype_bytes(lev_dtype_arith(c->cfg.dtype));
+  int64_t experts = c->cfg.experts, weights = 3 * c->cfg.hidden * c->cfg.inter;
+  size_t row0 = k->d ? (size_t)d->row0[k->rank] : 0, n = (size_t)c->tokens[k->rank];
+  size_t e0 = (size_t)lev_part_begin(experts, c->ranks, k->rank),
+         el = (size_t)lev_part_size(experts, c->ranks, k->rank);
+  size_t h = (size_t)c->cfg.hidden, top_k = (size_t)c->cfg.top_k;
+  const size_t unit[ARRAYS] = {h * tb, top_k * 4, top_k * ab, (size_t)weights * tb, h * tb,
+                               h * tb, h * tb,    top_k * ab, (size_t)weights * ab};
+  void *const base[ARRAYS] = {d->x, d->ids, d->probs, d->w, d->dy, d->y, d->dx, d->dprobs, d->dw};
+  l_arrays a;
+  size_t used = 0;
+  for (int i = 0; i < ARRAYS; ++i) {
+    bool expert = i == W || i == DW;
+    a.bytes[i] = unit[i] * (expert ? el : n);
+    a.device[i] = at(k->memory, used);
+    a.test[i] = at(base[i], unit[i] * (expert ? e0 : row0));
+    used += lev_align_up(a.bytes[i]);
+  }
+  return a;
+}
+
+static lev_status appear(const l_rank *k, const l_arrays *a, int first, int last) {
+  for (int i = first; i <= last; ++i) LEV_TRY(lev_copy(k->stream, a->device[i], a->test[i], a->bytes[i], "test.in"));
+  return LEV_OK;
+}
+
+static lev_status fetch(const l_rank *k, const l_arrays *a, int first, int last) {
+  for (int i = first; i <= last; ++i) LEV_TRY(lev_copy(k->stream, a->test[i], a->device[i], a->bytes[i], "test.out"));
+  for (int i = X; i <= DY; ++i) LEV_TRY(lev_fill(k->stream, a->device[i], 0xFF, a->bytes[i], "test.gone"));
+  return LEV_OK;
+}
+
+/* Numbers waits within a call as a borrowing rank has them; where there are some, ranks that borrow no expert have no
+ * wait for its weights, the second of forward and the third of backward. */
+static void arm(l_rank *k, int call, bool borrows) {
+  const l_case *c = k->c;
+  int skipped = call + 1, wait = c->drop_wait;
+  if (c->drop_call != call) return;
+  if (!borrows && wait == skipped) return;
+  if (!borrows && wait > skipped) --wait;
+  k->fault.fail_at[LEV_FAULT_DROP_WAIT] = k->fault.seen[LEV_FAULT_DROP_WAIT] + wait;
 }
 
 static lev_status make_arenas(l_rank *k) {
@@ -199,47 +256,55 @@ static lev_status bind(l_rank *k, llep_phase phase, lev_walk_fn walk) {
 
 static lev_status forward(l_rank *k) {
   const l_case *c = k->c;
-  l_data none = {0}, *d = k->d ? k->d : &none;
-  int64_t row0 = k->d ? d->row0[k->rank] : 0, h = c->cfg.hidden, top_k = c->cfg.top_k;
-  size_t tb = lev_dtype_bytes(c->cfg.dtype), ab = lev_dtype_bytes(lev_dtype_arith(c->cfg.dtype));
-  int64_t e0 = llep_plan_info(k->plan).expert_begin * 3 * h * c->cfg.inter;
+  l_arrays v = arrays(k);
   LEV_TRY(lev_arena_push(k->arena[LEV_MEM_DEVICE], &k->stream, 1));
   LEV_TRY(bind(k, LLEP_FORWARD, llep_walk_forward));
+  LEV_TRY(appear(k, &v, X, W));
+  if (c->accumulate) {
+    void *y0 = k->d ? at(k->d->y0, (size_t)(v.test[Y] - (unsigned char *)k->d->y)) : v.test[Y];
+    LEV_TRY(lev_copy(k->stream, v.device[Y], y0, v.bytes[Y], "test.y0"));
+  }
   llep_forward_args a = {.layer = c->cfg.layers - 1,
                          .tokens = c->tokens[k->rank],
                          .rank_tokens = c->tokens,
-                         .x = at(d->x, row0 * h, tb),
-                         .ids = (int32_t *)(void *)at(d->ids, row0 * top_k, sizeof *d->ids),
-                         .probs = at(d->probs, row0 * top_k, ab),
-                         .w = at(d->w, e0, tb),
-                         .y = at(d->y, row0 * h, tb),
+                         .x = v.device[X],
+                         .ids = (int32_t *)(void *)v.device[IDS],
+                         .probs = v.device[PROBS],
+                         .w = v.device[W],
+                         .y = v.device[Y],
                          .accumulate = c->accumulate};
-  if (c->accumulate) LEV_TRY(lev_copy(k->stream, a.y, at(d->y0, row0 * h, tb), (size_t)(a.tokens * h) * tb, "test.y0"));
+  arm(k, 1, k->rank != 0 || c->cfg.foreign_slots < 0);
+  int64_t before = k->fault.seen[LEV_FAULT_DROP_WAIT];
   LEV_TRY(llep_forward(k->plan, &a, k->stream));
+  if (k->d) k->d->waits[k->rank][0] = k->fault.seen[LEV_FAULT_DROP_WAIT] - before;
+  LEV_TRY(fetch(k, &v, Y, Y));
   return lev_arena_pop(k->arena[LEV_MEM_DEVICE]);
 }
 
 static lev_status backward(l_rank *k) {
   const l_case *c = k->c;
-  l_data none = {0}, *d = k->d ? k->d : &none;
-  int64_t row0 = k->d ? d->row0[k->rank] : 0, h = c->cfg.hidden, top_k = c->cfg.top_k;
-  size_t tb = lev_dtype_bytes(c->cfg.dtype), ab = lev_dtype_bytes(lev_dtype_arith(c->cfg.dtype));
-  int64_t e0 = llep_plan_info(k->plan).expert_begin * 3 * h * c->cfg.inter;
+  l_arrays v = arrays(k);
   LEV_TRY(lev_arena_push(k->arena[LEV_MEM_DEVICE], &k->stream, 1));
   LEV_TRY(lev_arena_poison(k->arena[LEV_MEM_DEVICE], 0xFF));
   LEV_TRY(bind(k, LLEP_BACKWARD, llep_walk_backward));
+  LEV_TRY(appear(k, &v, X, DY));
+  LEV_TRY(appear(k, &v, DW, DW));
   llep_backward_args a = {.layer = c->cfg.layers - 1,
                           .tokens = c->tokens[k->rank],
                           .rank_tokens = c->tokens,
-                          .x = at(d->x, row0 * h, tb),
-                          .ids = (int32_t *)(void *)at(d->ids, row0 * top_k, sizeof *d->ids),
-                          .probs = at(d->probs, row0 * top_k, ab),
-                          .w = at(d->w, e0, tb),
-                          .dy = at(d->dy, row0 * h, tb),
-                          .dx = at(d->dx, row0 * h, tb),
-                          .dprobs = at(d->dprobs, row0 * top_k, ab),
-                          .dw = at(d->dw, e0, ab)};
+                          .x = v.device[X],
+                          .ids = (int32_t *)(void *)v.device[IDS],
+                          .probs = v.device[PROBS],
+                          .w = v.device[W],
+                          .dy = v.device[DY],
+                          .dx = v.device[DX],
+                          .dprobs = v.device[DPROBS],
+                          .dw = v.device[DW]};
+  arm(k, 2, k->rank != 0 || c->cfg.foreign_slots < 0);
+  int64_t before = k->fault.seen[LEV_FAULT_DROP_WAIT];
   LEV_TRY(llep_backward(k->plan, &a, k->stream));
+  if (k->d) k->d->waits[k->rank][1] = k->fault.seen[LEV_FAULT_DROP_WAIT] - before;
+  LEV_TRY(fetch(k, &v, DX, DW));
   return lev_arena_pop(k->arena[LEV_MEM_DEVICE]);
 }
 
@@ -256,10 +321,13 @@ static lev_status steps(l_rank *k) {
   return lev_stream_sync(k->stream);
 }
 
-static lev_status set_up(l_rank *k, lev_backend backend, lev_fault *fault) {
+static lev_status set_up(l_rank *k, lev_backend backend) {
   LEV_TRY(lev_trace_create(1 << 16, &k->trace));
-  lev_device_config dc = {
-      .backend = backend, .immediate = k->c->immediate, .jitter_seed = k->c->jitter, .trace = k->trace, .fault = fault};
+  lev_device_config dc = {.backend = backend,
+                          .immediate = k->c->immediate,
+                          .jitter_seed = k->c->jitter,
+                          .trace = k->trace,
+                          .fault = &k->fault};
   LEV_TRY(lev_device_open(&dc, &k->device));
   LEV_TRY(lev_ledger_create(k->trace, &k->ledger));
   if (backend == LEV_BACKEND_DRY)
@@ -267,6 +335,13 @@ static lev_status set_up(l_rank *k, lev_backend backend, lev_fault *fault) {
   else
     LEV_TRY(lev_comm_local_join(k->d->hub, k->rank, k->device, &k->comm));
   LEV_TRY(lev_stream_create(k->device, "compute", &k->stream));
+  if (k->d) {
+    l_arrays a = arrays(k);
+    size_t all = LEV_ALIGN;
+    for (int i = 0; i < ARRAYS; ++i) all += lev_align_up(a.bytes[i]);
+    if (!(k->memory = aligned_alloc(LEV_ALIGN, all))) return LEV_ERR_NOMEM;
+    num_poison(k->memory, all);
+  }
   size_t bytes = lev_gemm_workspace_bytes(LEV_BACKEND_CPU, k->c->cfg.dtype);
   k->workspace = bytes > 0 ? aligned_alloc(LEV_ALIGN, lev_align_up(bytes)) : NULL;
   lev_stream_set_workspace(k->stream, k->workspace, bytes);
@@ -280,15 +355,13 @@ static void tear_down(l_rank *k) {
     if (k->arena[m]) lev_arena_destroy(k->arena[m]);
   lev_ledger_destroy(k->ledger);
   lev_device_close(k->device);
-  free(k->workspace);
+  free(k->workspace), free(k->memory);
 }
 
 static void rank_main(int rank, void *ctx) {
   l_data *d = ctx;
   l_rank k = {.c = d->c, .d = d, .rank = rank};
-  lev_fault fault = {0};
-  if (rank == 0) fault.fail_at[LEV_FAULT_DROP_WAIT] = d->c->drop_wait;
-  lev_status st = set_up(&k, LEV_BACKEND_CPU, &fault);
+  lev_status st = set_up(&k, LEV_BACKEND_CPU);
   if (st == LEV_OK) st = steps(&k);
   if (st != LEV_OK && k.comm) lev_comm_abort(k.comm);
   d->status[rank] = st;
@@ -311,7 +384,7 @@ void l_run(l_data *d) {
 
 lev_trace *l_dry(const l_case *c, int rank) {
   l_rank k = {.c = c, .rank = rank};
-  lev_status st = set_up(&k, LEV_BACKEND_DRY, NULL);
+  lev_status st = set_up(&k, LEV_BACKEND_DRY);
   if (st == LEV_OK) st = steps(&k);
   T_EXPECT_OK(st);
   tear_down(&k);

@@ -28,8 +28,9 @@ typedef struct l_case {
   int passes;      /* forward + backward this often (dw adds up); 0 = 1 */
   uint64_t jitter; /* lev_device_config.jitter_seed */
   bool immediate;
-  int64_t drop_wait; /* drop this wait on rank 0; 0 = none */
-  size_t less;       /* bytes withheld from each work block */
+  int drop_call; /* drop a wait on all ranks in the first forward (1) or backward (2); 0 = none */
+  int drop_wait; /* 1-based number of the wait within that call */
+  size_t less;   /* bytes withheld from each work block */
 } l_case;
 
 /* Arrays of all ranks, concatenated; the f64 copies hold the rounded inputs and the oracle's results. */
@@ -45,7 +46,7 @@ typedef struct l_data {
   size_t planned[L_RANKS][2], peak[L_RANKS][2]; /* device, pinned */
   lev_trace *trace[L_RANKS];
   uint64_t sent[L_RANKS];
-  bool done_forward, done_backward;
+  int64_t waits[L_RANKS][2]; /* of the last forward and backward */
   lev_comm_hub *hub;
 } l_data;
 
