@@ -164,7 +164,7 @@ typedef struct muon_step_args {
   const void *grads; /* device, grad_dtype: flat gradient shard; read only */
   double lr;
   double grad_scale; /* multiplies every gradient: clipping and averaging in one factor */
-  int64_t step;      /* 1-based number of this update; no term depends on it, it is checked to keep resumes honest */
+  int64_t step;      /* 1-based number of this update; validated only, no term depends on it */
 } muon_step_args;
 
 /* One update of all matrices, enqueued. It forks from `stream` and joins it again: when `stream` passes this point,

@@ -28,7 +28,7 @@
 
 extern char **environ;
 
-enum { ROWS = 4, COLS = 2000, SIZE = ROWS * COLS, N = 5, HELD_STREAMS = 4 };
+enum { ROWS = 4, COLS = UNDER_TSAN ? 100 : 2000, SIZE = ROWS * COLS, N = UNDER_TSAN ? 3 : 5, HELD_STREAMS = 4 };
 
 static void pause_cpu(const void *args) {
   (void)args;
@@ -36,7 +36,7 @@ static void pause_cpu(const void *args) {
 }
 static const lev_kernel pause_kernel = {"test.pause", pause_cpu, NULL};
 
-/* One step of five equal matrices, one per bucket, with wait number `drop` left out (0 = none) and one stream (1
+/* One step of equal matrices, one per bucket, with wait number `drop` left out (0 = none) and one stream (1
  * compute, 2 in, 3 out) held up at its start. Gives a digest of the state and the number of waits. */
 static uint64_t play(int slots, int64_t drop, int held, int64_t *waits) {
   muon_matrix matrices[N];
@@ -134,13 +134,10 @@ static int run_child(int slots, int64_t drop) {
 }
 
 T_TEST(muon_dropped_wait_is_a_reported_race) {
-  for (int slots = 1; slots <= 2; ++slots) {
-    int64_t waits = 0;
-    (void)play(slots, 0, 0, &waits);
-    T_EXPECT_MSG(run_child(slots, 0) == 0, "%d slots race with all waits in place", slots);
-    for (int64_t drop = 1; drop <= waits; ++drop)
-      T_EXPECT_MSG(run_child(slots, drop) != 0, "%d slots: dropping wait %d of %d is not reported", slots, (int)drop,
-                   (int)waits);
-  }
+  int64_t waits = 0;
+  (void)play(2, 0, 0, &waits);
+  T_EXPECT_MSG(run_child(2, 0) == 0, "a race with all waits in place");
+  for (int64_t drop = 1; drop <= waits; ++drop)
+    T_EXPECT_MSG(run_child(2, drop) != 0, "dropping wait %d of %d is not reported", (int)drop, (int)waits);
 }
 #endif
