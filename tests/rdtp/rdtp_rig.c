@@ -169,51 +169,58 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   return LEV_OK;
 }
 
-/* Inputs appear on the stream just before the call and are gone right after it, as in a training step: a collective
- * that does not wait for `stream`, or is not waited for, reads rubbish. */
-typedef struct inputs_args {
+/* Inputs appear on the stream just before the call; right after it they and the bound regions are gone, and outputs are
+ * read, as in a training step: a collective that does not wait for `stream`, or is not waited for, meets rubbish. */
+typedef struct scene_args {
   rig_rank *rank;
-  size_t h_bytes, w_bytes, label_bytes;
-  bool appear;
-} inputs_args;
+  size_t bytes[3]; /* of h, w, labels */
+  size_t dh_bytes, dw_bytes, slab_bytes;
+  void *slab;
+} scene_args;
 
-static void inputs_move(const void *args) {
-  const inputs_args *a = args;
+static scene_args scene_of(const rig *r, rig_rank *k, void *slab) {
+  size_t t = lev_dtype_bytes(r->c.dtype), a = lev_dtype_bytes(lev_dtype_arith(r->c.dtype));
+  size_t nh = (size_t)(k->tokens * r->c.hidden), nw = (size_t)(k->vocab_rows * r->c.hidden);
+  return (scene_args){k, {nh * t, nw * t, (size_t)k->tokens * sizeof(int32_t)}, nh * t, nw * a, k->planned, slab};
+}
+
+static void scene_move(const scene_args *a, bool appear) {
   void *at[] = {a->rank->h, a->rank->w, a->rank->labels};
-  const size_t bytes[] = {a->h_bytes, a->w_bytes, a->label_bytes};
   unsigned char *kept = a->rank->kept;
-  for (int i = 0; i < 3; kept += bytes[i++]) {
-    if (a->appear)
-      memcpy(at[i], kept, bytes[i]);
+  for (int i = 0; i < 3; kept += a->bytes[i++]) {
+    if (appear)
+      memcpy(at[i], kept, a->bytes[i]);
     else
-      num_poison(at[i], bytes[i]);
+      num_poison(at[i], a->bytes[i]);
   }
 }
-static const lev_kernel inputs_kernel = {.name = "test.inputs", .cpu = inputs_move};
 
-static lev_status inputs_keep(rig *r, int rank, inputs_args *a) {
-  rig_rank *k = &r->rank[rank];
-  size_t t = lev_dtype_bytes(r->c.dtype);
-  *a = (inputs_args){k, (size_t)(k->tokens * r->c.hidden) * t, (size_t)(k->vocab_rows * r->c.hidden) * t,
-                     (size_t)k->tokens * sizeof(int32_t), true};
-  free(k->kept);
-  k->kept = malloc(a->h_bytes + a->w_bytes + a->label_bytes + 1);
-  if (!k->kept) return LEV_ERR_NOMEM;
-  memcpy(k->kept, k->h, a->h_bytes);
-  memcpy(k->kept + a->h_bytes, k->w, a->w_bytes);
-  memcpy(k->kept + a->h_bytes + a->w_bytes, k->labels, a->label_bytes);
-  inputs_args gone = *a;
-  gone.appear = false;
-  inputs_move(&gone);
-  return LEV_OK;
+static void scene_begin(const void *args) {
+  scene_move(args, true);
 }
 
-static void inputs_return(rig *r, int rank) {
-  rig_rank *k = &r->rank[rank];
-  size_t t = lev_dtype_bytes(r->c.dtype);
-  inputs_args a = {k, (size_t)(k->tokens * r->c.hidden) * t, (size_t)(k->vocab_rows * r->c.hidden) * t,
-                   (size_t)k->tokens * sizeof(int32_t), true};
-  if (k->kept) inputs_move(&a);
+static void scene_end(const void *args) {
+  const scene_args *a = args;
+  const unsigned char *dh = a->rank->dh, *dw = a->rank->dw;
+  for (size_t i = 0; i < a->dh_bytes; ++i) a->rank->digest = a->rank->digest * 31 + dh[i];
+  for (size_t i = 0; i < a->dw_bytes; ++i) a->rank->digest = a->rank->digest * 31 + dw[i];
+  scene_move(a, false);
+  num_poison(a->slab, a->slab_bytes);
+}
+
+static const lev_kernel scene_begin_kernel = {.name = "test.begin", .cpu = scene_begin};
+static const lev_kernel scene_end_kernel = {.name = "test.end", .cpu = scene_end};
+
+static lev_status scene_keep(const scene_args *a) {
+  rig_rank *k = a->rank;
+  free(k->kept);
+  k->kept = malloc(a->bytes[0] + a->bytes[1] + a->bytes[2] + 1);
+  if (!k->kept) return LEV_ERR_NOMEM;
+  memcpy(k->kept, k->h, a->bytes[0]);
+  memcpy(k->kept + a->bytes[0], k->w, a->bytes[1]);
+  memcpy(k->kept + a->bytes[0] + a->bytes[1], k->labels, a->bytes[2]);
+  scene_move(a, false);
+  return LEV_OK;
 }
 
 static lev_status world_call(rig *r, int rank, rig_world *w) {
@@ -229,13 +236,12 @@ static lev_status world_call(rig *r, int rank, rig_world *w) {
                     .dw = k->dw,
                     .sums = k->sums,
                     .grad_scale = r->grad_scale};
-  inputs_args inputs;
-  LEV_TRY(inputs_keep(r, rank, &inputs));
-  LEV_TRY(LEV_LAUNCH(w->stream, &inputs_kernel, inputs));
+  scene_args scene = scene_of(r, k, w->slab);
+  LEV_TRY(scene_keep(&scene));
+  LEV_TRY(LEV_LAUNCH(w->stream, &scene_begin_kernel, scene));
   lev_status st = r->phase == RDTP_STEP ? rdtp_step(w->plan, &args, w->stream) : rdtp_eval(w->plan, &args, w->stream);
   if (st != LEV_OK) lev_comm_abort(w->comm);
-  inputs.appear = false;
-  if (st == LEV_OK) st = LEV_LAUNCH(w->stream, &inputs_kernel, inputs);
+  if (st == LEV_OK) st = LEV_LAUNCH(w->stream, &scene_end_kernel, scene);
   lev_status synced = lev_stream_sync(w->stream);
   return st == LEV_OK ? synced : st;
 }
@@ -273,7 +279,8 @@ static void rig_rank_main(int rank, void *ctx) {
   lev_arena_destroy(w.arena[LEV_MEM_DEVICE]);
   lev_device_close(w.device);
   lev_ledger_destroy(w.ledger);
-  inputs_return(r, rank); /* no stream is left that could still read them */
+  scene_args scene = scene_of(r, &r->rank[rank], NULL);
+  if (scene.rank->kept) scene_move(&scene, true); /* no stream is left that could still read them */
 }
 
 void rig_run(rig *r, rdtp_phase phase, lev_backend backend) {

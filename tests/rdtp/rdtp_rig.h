@@ -33,6 +33,7 @@ typedef struct rig_rank {
   int32_t *labels;
   unsigned char *kept; /* copies of h, w and labels while a run moves the originals */
   double sums[RDTP_SUMS];
+  uint64_t digest;
   double *h64, *w64, *dh64, *dw64, *dw0; /* rounded inputs, wanted outputs, dw before the call */
   double sums64[RDTP_SUMS];
   lev_trace *trace;
