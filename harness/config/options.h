@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every setting, once: this table makes lev_config, the parser of files and command lines, --help-all and --print-config.
+ *
+ *   OPTION(section, key, type, default, minimum, maximum, help)
+ *
+ * Types: INT (int64_t; 4K, 1M suffixes are powers of 1024), SIZE (bytes as size_t; 64GiB, 512MiB, "unlimited"), REAL (double), BOOL, TEXT (string),
+ * or the name of a CHOICE list below (int). Minimum and maximum are for INT and REAL. */
+#ifndef LEV_CONFIG_OPTIONS_H
+#define LEV_CONFIG_OPTIONS_H
+
+/* Choice lists: values in the order of their enum in config.h. */
+#define LEV_CHOICES(X)                                                                                                 \
+  X(DTYPE, "f64|f32|bf16")                                                                                             \
+  X(QK_NORM, "none|full|head")                                                                                         \
+  X(BALANCE, "switch|none")                                                                                            \
+  X(GRAD_DTYPE, "auto|f32|bf16|f64")                                                                                   \
+  X(OPTIMIZER, "adamw|muon")                                                                                           \
+  X(DECAY, "cosine|linear|none")                                                                                       \
+  X(SCHEDULE, "plain|bounded")                                                                                         \
+  X(BRANCH, "auto|weights|activations")                                                                                \
+  X(PLACEMENT, "gpu|cpu|split")                                                                                        \
+  X(DEVICE, "auto|cpu|cuda")
+
+#define LEV_SECTIONS(X)                                                                                                \
+  X(model) X(data) X(train) X(optimizer) X(lr_scheduler) X(parallel) X(schedule) X(memory) X(checkpoint) X(run) X(debug)
+
+#define LEV_OPTIONS_model(O)                                                                                           \
+  O(model, name, TEXT, "", 0, 0, "shown in reports")                                                                   \
+  O(model, dtype, DTYPE, 1, 0, 0, "storage of weights and hidden states; sums are f64 for f64, else f32")             \
+  O(model, vocab_size, INT, 0, 0, 2147483647, "vocabulary rows V")                                                     \
+  O(model, hidden_size, INT, 0, 0, 1 << 20, "H")                                                                       \
+  O(model, num_hidden_layers, INT, 0, 0, 100000, "L")                                                                  \
+  O(model, num_attention_heads, INT, 0, 0, 65536, "query heads A")                                                     \
+  O(model, num_key_value_heads, INT, 0, 0, 65536, "key/value heads G; 0 = as many as query heads")                    \
+  O(model, head_dim, INT, 0, 0, 1024, "head size d; 0 = hidden_size / num_attention_heads")                           \
+  O(model, num_experts, INT, 0, 0, 4096, "routed experts E")                                                           \
+  O(model, num_experts_per_tok, INT, 0, 0, 4096, "experts per token k")                                                \
+  O(model, moe_intermediate_size, INT, 0, 0, 1 << 20, "expert width I")                                                \
+  O(model, norm_topk_prob, BOOL, 0, 0, 0, "divide the chosen probabilities by their sum (Qwen3; OLMoE does not)")     \
+  O(model, qk_norm, QK_NORM, 0, 0, 0, "RMS norm of q and k: over the whole projection (OLMoE: full) or per head (Qwen3: head)") \
+  O(model, rms_norm_eps, REAL, 1e-5, 0, 1, "epsilon of all RMS norms")                                                 \
+  O(model, rope_theta, REAL, 10000, 1, 1e12, "base of the rotary embedding")                                           \
+  O(model, initializer_range, REAL, 0.02, 0, 10, "standard deviation of first weights (truncated at 3 sigma)")        \
+  O(model, balance, BALANCE, 0, 0, 0, "load balancing of experts")                                                     \
+  O(model, router_aux_loss_coef, REAL, 0.01, 0, 1e6, "weight of the Switch balance loss")                              \
+  O(model, router_z_loss_coef, REAL, 0.001, 0, 1e6, "weight of the mean squared log-sum-exp of router scores")
+
+#define LEV_OPTIONS_data(O)                                                                                            \
+  O(data, train, TEXT, "", 0, 0, "prefix of PREFIX.idx and PREFIX.bin (levee tokenize writes them)")                  \
+  O(data, valid, TEXT, "", 0, 0, "prefix of the held-out tokens; empty = no validation")
+
+#define LEV_OPTIONS_train(O)                                                                                           \
+  O(train, steps, INT, 100, 0, 1000000000, "optimizer steps")                                                          \
+  O(train, context, INT, 4096, 1, 1 << 30, "sequence length S in tokens")                                              \
+  O(train, global_batch, INT, 1, 1, 1 << 24, "sequences per step over all ranks, whatever their number")              \
+  O(train, grad_dtype, GRAD_DTYPE, 0, 0, 0, "stored gradients; auto: the model's type for one micro-batch, else f32") \
+  O(train, max_norm, REAL, 1.0, 0, 1e30, "global gradient norm above which gradients are scaled down; 0 = off")       \
+  O(train, eval_interval, INT, 0, 0, 1000000000, "steps between validations; 0 = none")                                \
+  O(train, eval_at_end, BOOL, 1, 0, 0, "validate after the last step")
+
+#define LEV_OPTIONS_optimizer(O)                                                                                       \
+  O(optimizer, name, OPTIMIZER, 0, 0, 0, "muon: Muon for projections and experts, AdamW for embedding, head, norms, router") \
+  O(optimizer, lr, REAL, 4e-4, 0, 1e6, "peak learning rate")                                                           \
+  O(optimizer, beta1, REAL, 0.9, 0, 0.999999, "AdamW first moment")                                                    \
+  O(optimizer, beta2, REAL, 0.95, 0, 0.9999999, "AdamW second moment")                                                 \
+  O(optimizer, eps, REAL, 1e-8, 0, 1, "AdamW epsilon")                                                                 \
+  O(optimizer, weight_decay, REAL, 0.1, 0, 1e6, "decoupled decay, times lr")                                           \
+  O(optimizer, decay_norms, BOOL, 0, 0, 0, "decay norm weights too")                                                   \
+  O(optimizer, muon_momentum, REAL, 0.95, 0, 0.999999, "Muon momentum")                                                \
+  O(optimizer, muon_nesterov, BOOL, 1, 0, 0, "Nesterov form")                                                          \
+  O(optimizer, muon_coefficients, TEXT, "simple", 0, 0, "simple, quintic, polar_express, polar_express_8, deepseek_v4, cubic") \
+  O(optimizer, muon_scale, TEXT, "moonlight", 0, 0, "moonlight, original, spectral, none")                             \
+  O(optimizer, adamw_lr_scale, REAL, 1, 0, 1e6, "factor on lr for the tensors that stay with AdamW under muon")
+
+#define LEV_OPTIONS_lr_scheduler(O)                                                                                    \
+  O(lr_scheduler, warmup_steps, INT, 0, 0, 1000000000, "linear warm-up")                                               \
+  O(lr_scheduler, decay, DECAY, 0, 0, 0, "after the warm-up")                                                          \
+  O(lr_scheduler, min_lr_factor, REAL, 0.1, 0, 1, "learning rate at the last step / peak")
+
+#define LEV_OPTIONS_parallel(O)                                                                                        \
+  O(parallel, ranks, INT, 1, 1, 4096, "ranks W")                                                                       \
+  O(parallel, context, INT, 0, 0, 4096, "context group size D, divides ranks; 0 = all")                                \
+  O(parallel, experts, INT, 0, 0, 4096, "expert group size Ep, divides ranks; 0 = all")                                \
+  O(parallel, vocab, INT, 0, 0, 4096, "vocabulary group size P, divides ranks; 0 = all")
+
+#define LEV_OPTIONS_schedule(O)                                                                                        \
+  O(schedule, pipelined_llep, SCHEDULE, 1, 0, 0, "expert dispatch")                                                    \
+  O(schedule, ring_dtp, SCHEDULE, 1, 0, 0, "vocabulary projection")                                                    \
+  O(schedule, sco, SCHEDULE, 1, 0, 0, "layer inputs kept for backward")                                                \
+  O(schedule, offload_adamw, SCHEDULE, 1, 0, 0, "AdamW state")                                                         \
+  O(schedule, muon, SCHEDULE, 1, 0, 0, "Muon state")
+
+#define LEV_OPTIONS_memory(O)                                                                                          \
+  O(memory, device_memory, SIZE, 0, 0, 0, "limit per rank on the device; 0 = none")                                    \
+  O(memory, host_memory, SIZE, 0, 0, 0, "limit per rank on pinned and named host memory; 0 = none")                   \
+  O(memory, context_reserve, SIZE, 0, 0, 0, "kept free for the driver inside device_memory")                           \
+  O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap of the process may hold")                    \
+  O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
+  O(memory, llep_foreign_slots, INT, 0, -1, 4096, "lent experts a rank holds at once; 0 = half its own, -1 = none")   \
+  O(memory, llep_alpha, REAL, 1.0, 1, 1e6, "load above which a rank counts as overloaded, in means")                   \
+  O(memory, llep_min_rows, INT, 1024, 0, 1LL << 40, "fewest rows worth lending an expert for")                         \
+  O(memory, llep_gate, REAL, 1.3, 1, 1e6, "max / mean load under which nothing is lent")                               \
+  O(memory, rdtp_tile_rows, INT, 0, 0, 1LL << 40, "tokens of one logits tile; 0 = chosen")                             \
+  O(memory, rdtp_tile_cols, INT, 0, 0, 1LL << 40, "vocabulary rows of one logits tile; 0 = chosen")                    \
+  O(memory, rdtp_branch, BRANCH, 0, 0, 0, "what moves around the ring")                                                \
+  O(memory, sco_host_budget, SIZE, SIZE_MAX, 0, 0, "pinned bytes for kept layer inputs and attention outputs")        \
+  O(memory, sco_fraction, REAL, 1, 0, 1, "largest share of them that leaves the device")                               \
+  O(memory, sco_keep_attention, BOOL, 0, 0, 0, "keep attention outputs too, so that backward does not recompute them") \
+  O(memory, oadamw_bucket, INT, 0, 0, 1LL << 40, "elements of one optimizer bucket; 0 = chosen")                       \
+  O(memory, oadamw_slots, INT, 2, 1, 8, "buckets in flight")                                                           \
+  O(memory, oadamw_placement, PLACEMENT, 0, 0, 0, "where the update runs")                                             \
+  O(memory, oadamw_cpu_share, REAL, 0.5, 0, 1, "split: share updated on the host")                                     \
+  O(memory, muon_bucket_bytes, SIZE, 0, 0, 0, "device bytes of one Muon step; 0 = the least that works")               \
+  O(memory, muon_slots, INT, 2, 1, 8, "Muon buckets in flight")                                                        \
+  O(memory, attention_block_q, INT, 0, 0, 1 << 20, "query tokens of one block; 0 = chosen")                            \
+  O(memory, attention_block_k, INT, 0, 0, 1 << 20, "keys of one block; 0 = chosen")                                    \
+  O(memory, embed_tile_tokens, INT, 0, 0, 1 << 30, "tokens per rank and exchange of embedding rows; 0 = 256")
+
+#define LEV_OPTIONS_checkpoint(O)                                                                                      \
+  O(checkpoint, enable, BOOL, 1, 0, 0, "save checkpoints")                                                             \
+  O(checkpoint, folder, TEXT, "checkpoints", 0, 0, "inside run.folder")                                                \
+  O(checkpoint, interval, INT, 0, 0, 1000000000, "steps between saves; 0 = at the end only")                           \
+  O(checkpoint, keep_latest_k, INT, 2, 2, 1000000, "newest checkpoints kept")                                          \
+  O(checkpoint, resume, BOOL, 1, 0, 0, "go on from the newest whole checkpoint; false = start over")
+
+#define LEV_OPTIONS_run(O)                                                                                             \
+  O(run, folder, TEXT, "", 0, 0, "receives metrics.jsonl, memory.json, traces; empty = runs/<name of the file>")      \
+  O(run, device, DEVICE, 0, 0, 0, "auto: cuda if there is one, else cpu")                                              \
+  O(run, log_freq, INT, 1, 1, 1000000, "steps between console lines")                                                  \
+  O(run, trace_steps, INT, 2, 0, 1000, "first steps whose events are recorded; 0 = none")                              \
+  O(run, compute_immediate, BOOL, 0, 0, 0, "cpu: run operations inline, without stream workers (debugging)")
+
+#define LEV_OPTIONS_debug(O)                                                                                           \
+  O(debug, seed, INT, 1, 0, 9223372036854775807LL, "of weights and sample order")                                      \
+  O(debug, uniform_routing, BOOL, 0, 0, 0, "token t picks experts (t k + j) mod E whatever the scores")                \
+  O(debug, jitter_seed, INT, 0, 0, 9223372036854775807LL, "cpu: random delays before operations (race tests)")         \
+  O(debug, poison, BOOL, 0, 0, 0, "fill unused device memory with NaN bytes before the first step")
+
+/* All options, section by section. */
+#define LEV_OPTIONS(O)                                                                                                 \
+  LEV_OPTIONS_model(O) LEV_OPTIONS_data(O) LEV_OPTIONS_train(O) LEV_OPTIONS_optimizer(O) LEV_OPTIONS_lr_scheduler(O)   \
+  LEV_OPTIONS_parallel(O) LEV_OPTIONS_schedule(O) LEV_OPTIONS_memory(O) LEV_OPTIONS_checkpoint(O) LEV_OPTIONS_run(O)   \
+  LEV_OPTIONS_debug(O)
+
+#endif

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/config/toml.h"
+
+#include <ctype.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "common/hostmem.h"
+
+enum { NAME_MAX_BYTES = 256, VALUE_MAX_BYTES = 4096 };
+
+typedef struct parser {
+  const char *at, *name;
+  int line;
+  char table[NAME_MAX_BYTES];
+  char key[NAME_MAX_BYTES];
+  char value[VALUE_MAX_BYTES];
+  char **seen; /* full names so far */
+  size_t n_seen;
+} parser;
+
+static void skip_blank(parser *p) {
+  while (*p->at == ' ' || *p->at == '\t') ++p->at;
+}
+
+static bool is_bare(char c) {
+  return isalnum((unsigned char)c) || c == '_' || c == '-';
+}
+
+/* End of a statement: blanks, a comment, then newline or the end. */
+static lev_status end_line(parser *p) {
+  skip_blank(p);
+  if (*p->at == '#')
+    while (*p->at && *p->at != '\n') ++p->at;
+  if (*p->at == '\r' && p->at[1] == '\n') ++p->at;
+  if (*p->at && *p->at != '\n')
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: unexpected \"%.16s\" at the end of the line", p->name, p->line, p->at);
+  if (*p->at == '\n') ++p->at, ++p->line;
+  return LEV_OK;
+}
+
+static lev_status put(parser *p, char *out, size_t room, size_t *length, char c) {
+  if (*length + 1 >= room) return lev_fail(LEV_ERR_CONFIG, "%s:%d: longer than %zu bytes", p->name, p->line, room - 1);
+  out[(*length)++] = c;
+  out[*length] = '\0';
+  return LEV_OK;
+}
+
+/* \b \t \n \f \r \" \\ ; the cursor is behind the backslash. */
+static lev_status escape(parser *p, char *c) {
+  const char *from = "btnfr\"\\", *to = "\b\t\n\f\r\"\\";
+  const char *found = *p->at ? strchr(from, *p->at) : NULL;
+  if (!found) return lev_fail(LEV_ERR_CONFIG, "%s:%d: unknown escape \\%c in a string", p->name, p->line, *p->at);
+  *c = to[found - from];
+  ++p->at;
+  return LEV_OK;
+}
+
+/* A "basic" or 'literal' string on one line, into out. */
+static lev_status quoted(parser *p, char *out, size_t room) {
+  char quote = *p->at++;
+  size_t length = 0;
+  out[0] = '\0';
+  while (*p->at != quote) {
+    if (*p->at == '\0' || *p->at == '\n')
+      return lev_fail(LEV_ERR_CONFIG, "%s:%d: string without its end", p->name, p->line);
+    char c = *p->at++;
+    if (c == '\\' && quote == '"') LEV_TRY(escape(p, &c));
+    LEV_TRY(put(p, out, room, &length, c));
+  }
+  ++p->at;
+  return LEV_OK;
+}
+
+/* A dotted key, into out. */
+static lev_status dotted(parser *p, char *out) {
+  size_t length = 0;
+  out[0] = '\0';
+  for (;;) {
+    skip_blank(p);
+    if (*p->at == '"' || *p->at == '\'') {
+      LEV_TRY(quoted(p, p->value, sizeof p->value));
+      for (const char *c = p->value; *c; ++c) LEV_TRY(put(p, out, NAME_MAX_BYTES, &length, *c));
+    } else {
+      if (!is_bare(*p->at))
+        return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a key, found \"%.16s\"", p->name, p->line, p->at);
+      while (is_bare(*p->at)) LEV_TRY(put(p, out, NAME_MAX_BYTES, &length, *p->at++));
+    }
+    skip_blank(p);
+    if (*p->at != '.') return LEV_OK;
+    ++p->at;
+    LEV_TRY(put(p, out, NAME_MAX_BYTES, &length, '.'));
+  }
+}
+
+static lev_status bare_value(parser *p) {
+  size_t length = 0;
+  p->value[0] = '\0';
+  if (*p->at == '[' || *p->at == '{')
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: no setting takes an array or an inline table", p->name, p->line);
+  while (is_bare(*p->at) || *p->at == '+' || *p->at == '.') {
+    if (*p->at != '_') LEV_TRY(put(p, p->value, sizeof p->value, &length, *p->at));
+    ++p->at;
+  }
+  if (length == 0) return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a value, found \"%.16s\"", p->name, p->line, p->at);
+  return LEV_OK;
+}
+
+static lev_status remember(parser *p, const char *full) {
+  for (size_t i = 0; i < p->n_seen; ++i)
+    if (strcmp(p->seen[i], full) == 0)
+      return lev_fail(LEV_ERR_CONFIG, "%s:%d: %s is set twice", p->name, p->line, full);
+  char **grown = lev_realloc(LEV_HEAP_COMMON, p->seen, (p->n_seen + 1) * sizeof *grown);
+  if (!grown) return LEV_ERR_NOMEM;
+  p->seen = grown;
+  grown[p->n_seen] = lev_strdup(LEV_HEAP_COMMON, full);
+  if (!grown[p->n_seen]) return LEV_ERR_NOMEM;
+  ++p->n_seen;
+  return LEV_OK;
+}
+
+static lev_status pair(parser *p, lev_toml_fn fn, void *ctx) {
+  char full[2 * NAME_MAX_BYTES + 2];
+  LEV_TRY(dotted(p, p->key));
+  if (*p->at != '=') return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected = after %s", p->name, p->line, p->key);
+  ++p->at;
+  skip_blank(p);
+  bool string = *p->at == '"' || *p->at == '\'';
+  int line = p->line;
+  LEV_TRY(string ? quoted(p, p->value, sizeof p->value) : bare_value(p));
+  LEV_TRY(end_line(p));
+  size_t table = strlen(p->table), key = strlen(p->key);
+  memcpy(full, p->table, table);
+  if (table > 0) full[table++] = '.';
+  memcpy(full + table, p->key, key + 1);
+  p->line = line;
+  LEV_TRY(remember(p, full));
+  p->line = line + 1;
+  return fn(ctx, full, p->value, string, line);
+}
+
+static lev_status statements(parser *p, lev_toml_fn fn, void *ctx) {
+  while (skip_blank(p), *p->at) {
+    if (*p->at == '\n' || *p->at == '#' || *p->at == '\r') {
+      LEV_TRY(end_line(p));
+    } else if (*p->at == '[') {
+      ++p->at;
+      if (*p->at == '[') return lev_fail(LEV_ERR_CONFIG, "%s:%d: no setting is an array of tables", p->name, p->line);
+      LEV_TRY(dotted(p, p->table));
+      if (*p->at != ']') return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected ] after [%s", p->name, p->line, p->table);
+      ++p->at;
+      LEV_TRY(end_line(p));
+    } else {
+      LEV_TRY(pair(p, fn, ctx));
+    }
+  }
+  return LEV_OK;
+}
+
+lev_status lev_toml_parse(const char *text, const char *name, lev_toml_fn fn, void *ctx) {
+  parser *p = lev_calloc(LEV_HEAP_COMMON, 1, sizeof *p);
+  if (!p) return LEV_ERR_NOMEM;
+  p->at = text, p->name = name, p->line = 1;
+  lev_status st = statements(p, fn, ctx);
+  for (size_t i = 0; i < p->n_seen; ++i) lev_free(p->seen[i]);
+  lev_free(p->seen);
+  lev_free(p);
+  return st;
+}
