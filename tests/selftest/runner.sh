@@ -1,0 +1,125 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Checks the checkers: tests/run.sh and the harness of tests/t.h must report programs that fail, crash, hang, lie or test
+# nothing. Each case is a tiny program built here.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+cat >"$work/head.h" <<'C'
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "tests/t.h"
+C
+
+# build NAME: a test program from the C text on standard input.
+build() {
+  { cat "$work/head.h"; cat; } >"$work/$1.c"
+  ${CC:-cc} -std=c11 -D_DEFAULT_SOURCE -I"$root" -pthread -o "$work/$1" "$work/$1.c" "$work/t.o" "$work/status.o" || exit 2
+}
+
+# expect NAME LAST_LINE TEXT [run.sh arguments...]: the last line is LAST_LINE, the output holds TEXT, and the exit status fits.
+expect() {
+  name=$1 last=$2 text=$3
+  shift 3
+  echo "- $name"
+  T_TIMEOUT=${limit:-20} T_EXPECTED_SKIPS=${skips:-$work/none} "$root/tests/run.sh" "$@" >"$work/out" 2>&1
+  status=$?
+  case $last in *" 0 failed"*) want=0 ;; *) want=1 ;; esac
+  if [ "$(tail -n 1 "$work/out")" = "$last" ] && [ "$status" -eq "$want" ] && grep -Fq -- "$text" "$work/out"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "  expected the last line \"$last\", \"$text\" and exit status $want; got exit status $status and:"
+    sed 's/^/  | /' "$work/out"
+  fi
+}
+
+for part in tests/t common/status; do
+  ${CC:-cc} -std=c11 -D_DEFAULT_SOURCE -I"$root" -pthread -c -o "$work/${part##*/}.o" "$root/$part.c" || exit 2
+done
+
+build good <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(two) { T_EXPECT_OK(LEV_OK); }
+C
+build bad <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(two) { T_EXPECT_EQ_I64(1, 2); }
+T_TEST(three) { T_EXPECT_STATUS(LEV_OK, LEV_ERR_IO); }
+C
+build crash <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(two) { raise(SIGSEGV); }
+C
+build late_crash <<'C'
+static void late(void) { raise(SIGABRT); }
+T_TEST(one) { atexit(late); }
+C
+build late_status <<'C'
+static void late(void) { _exit(23); }
+T_TEST(one) { atexit(late); }
+C
+build early_exit <<'C'
+T_TEST(one) { exit(0); }
+C
+build hang <<'C'
+T_TEST(one) { for (;;) sleep(1); }
+C
+build skip <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(no_gpu) { t_skip("no GPU"); }
+C
+build empty <<'C'
+C
+build thread_failure <<'C'
+static void body(int rank, void *ctx) { (void)ctx; T_EXPECT(rank != 2); }
+T_TEST(one) { t_ranks(4, body, NULL); }
+C
+printf '#!/bin/sh\necho "3 passed, 0 failed, 0 skipped"\nexit 1\n' >"$work/liar.sh"
+printf '#!/bin/sh\necho "0 passed, 0 failed, 0 skipped"\n' >"$work/nothing.sh"
+printf '#!/bin/sh\necho "all fine"\n' >"$work/mute.sh"
+printf '#!/bin/sh\necho "1 passed, 0 failed, 2 skipped"\n' >"$work/secretive.sh"
+printf '#!/bin/sh\necho "2 passed, 1 failed, 0 skipped"\n' >"$work/soft.sh"
+chmod +x "$work"/*.sh
+echo 'no_gpu   # needs one' >"$work/skips"
+
+expect selftest_pass "2 passed, 0 failed, 0 skipped" "ok $work/good" "$work/good"
+expect selftest_sum "5 passed, 2 failed, 0 skipped" "ok $work/good" "$work/good" "$work/bad" "$work/good"
+expect selftest_fail "1 passed, 2 failed, 0 skipped" "expected 2 = 2" "$work/bad"
+expect selftest_crash "0 passed, 1 failed, 0 skipped" "killed by signal 11" "$work/crash"
+expect selftest_crash_after_the_closing_line "1 passed, 1 failed, 0 skipped" "killed by signal 6" "$work/late_crash"
+expect selftest_status_after_the_closing_line "1 passed, 1 failed, 0 skipped" "exit status 23" "$work/late_status"
+expect selftest_exit_without_closing_line "0 passed, 1 failed, 0 skipped" "no closing line" "$work/early_exit"
+limit=1
+expect selftest_hang "0 passed, 1 failed, 0 skipped" "no end after 1 s" "$work/hang"
+limit=20
+expect selftest_unexpected_skip "1 passed, 1 failed, 1 skipped" "skipped without being expected: no_gpu" "$work/skip"
+skips=$work/skips
+expect selftest_expected_skip "1 passed, 0 failed, 1 skipped" "1 skipped" "$work/skip"
+skips=$work/none
+expect selftest_no_tests "0 passed, 1 failed, 0 skipped" "no test executed" "$work/empty"
+expect selftest_no_tests_and_good_exit "0 passed, 1 failed, 0 skipped" "no test executed" "$work/nothing.sh"
+expect selftest_failure_on_a_thread "0 passed, 1 failed, 0 skipped" "rank != 2" "$work/thread_failure"
+expect selftest_bad_exit "3 passed, 1 failed, 0 skipped" "exit status 1 although no test failed" "$work/liar.sh"
+expect selftest_no_closing_line "0 passed, 1 failed, 0 skipped" "no closing line" "$work/mute.sh"
+expect selftest_unnamed_skips "1 passed, 2 failed, 2 skipped" "(unnamed)" "$work/secretive.sh"
+expect selftest_failures_with_good_exit "2 passed, 1 failed, 0 skipped" "1 failed" "$work/soft.sh"
+expect selftest_missing_program "0 passed, 1 failed, 0 skipped" "no closing line" "$work/absent"
+expect selftest_no_programs "0 passed, 1 failed, 0 skipped" "no test executed"
+expect selftest_goes_on_after_a_crash "2 passed, 1 failed, 0 skipped" "ok $work/good" "$work/crash" "$work/good"
+
+# The harness itself: a name that matches nothing executes nothing, which is a failure.
+echo "- selftest_filter"
+if "$work/good" absent >"$work/out"; then
+  failed=$((failed + 1)); sed 's/^/  | /' "$work/out"
+else
+  passed=$((passed + 1))
+fi
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]
