@@ -42,26 +42,41 @@ static lev_status rdtp_land_acc(rdtp_ring *ring, void *acc, int64_t rows) {
   rdtp_run *run = ring->run;
   LEV_TRY(lev_stream_wait(run->stream, run->p->acc_arrived));
   const void *incoming = ring->acc[(ring->step + 1) % 3];
-  if (ring->pending_hop == run->p->size - 1) return ring->home(run, incoming, ring->pending_round);
-  return ring->merge(run, acc, incoming, rows);
+  if (ring->pending_hop < run->p->size - 1) return ring->merge(run, acc, incoming, rows);
+  run->own_clock = run->clock + 1;
+  return ring->home(run, incoming, ring->pending_round);
 }
 
-/* The comm stream must not send an accumulator that is still being summed, nor overwrite a slot that is still being
- * read: hop i fills the slot that step i - 1 reads, so the mark of hop 0, which covers the round before, serves hop 1
- * as well. The accumulator hops first, because it is needed first. */
+/* The comm stream must not send what is still being summed nor overwrite what is still being read: it waits for point
+ * `clock` of the compute stream unless it has done so already. */
+static lev_status rdtp_mark_from(rdtp_run *run, int64_t clock) {
+  if (clock <= run->marked) return LEV_OK;
+  run->marked = run->clock;
+  return rdtp_mark(run);
+}
+
+/* The accumulator hops first, because it is needed first. */
 static lev_status rdtp_ring_step(rdtp_ring *ring, rdtp_visit *visit) {
-  rdtp_plan *p = ring->run->p;
-  bool moves = visit->hop < p->size - 1;
-  if (ring->pending || (moves && visit->hop != 1)) LEV_TRY(rdtp_mark(ring->run));
-  if (ring->pending) LEV_TRY(rdtp_hop_acc(ring));
-  if (moves) LEV_TRY(rdtp_hop_payload(ring, visit));
-  if (visit->hop > 0) LEV_TRY(lev_stream_wait(ring->run->stream, p->arrived[(visit->hop - 1) & 1]));
-  LEV_TRY(ring->compute(ring->run, visit));
+  rdtp_run *run = ring->run;
+  int hop = visit->hop;
+  if (ring->pending) {
+    LEV_TRY(rdtp_mark_from(run, ring->pending_clock));
+    LEV_TRY(rdtp_hop_acc(ring));
+  }
+  if (hop < run->p->size - 1) {
+    LEV_TRY(rdtp_mark_from(run, lev_max_i64(run->slot_clock[hop & 1], hop == 0 ? run->own_clock : 0)));
+    LEV_TRY(rdtp_hop_payload(ring, visit));
+  }
+  if (hop > 0) LEV_TRY(lev_stream_wait(run->stream, run->p->arrived[(hop - 1) & 1]));
+  LEV_TRY(ring->compute(run, visit));
   if (ring->pending) LEV_TRY(rdtp_land_acc(ring, visit->acc, visit->rows));
+  ++run->clock;
+  if (hop > 0) run->slot_clock[(hop - 1) & 1] = run->clock;
   if (ring->acc_bytes == 0) return LEV_OK;
   ring->pending = true;
-  ring->pending_hop = visit->hop;
+  ring->pending_hop = hop;
   ring->pending_round = visit->round;
+  ring->pending_clock = run->clock;
   ++ring->step;
   return LEV_OK;
 }
@@ -87,9 +102,10 @@ lev_status rdtp_ring_round(rdtp_ring *ring, int64_t round) {
 
 lev_status rdtp_ring_flush(rdtp_ring *ring) {
   if (!ring->pending) return LEV_OK;
-  LEV_TRY(rdtp_mark(ring->run));
+  LEV_TRY(rdtp_mark_from(ring->run, ring->pending_clock));
   LEV_TRY(rdtp_hop_acc(ring));
   LEV_TRY(rdtp_land_acc(ring, NULL, 0));
+  ++ring->run->clock;
   ring->pending = false;
   return LEV_OK;
 }

@@ -415,12 +415,12 @@ static lev_status run_call(rdtp_run *run) {
 
 lev_status rdtp_step(rdtp_plan *plan, const rdtp_args *args, lev_stream *stream) {
   if (!plan || !args) return lev_fail(LEV_ERR_ARG, "ring_dtp: no plan or no arguments");
-  rdtp_run run = {.p = plan, .args = args, .stream = stream, .grad = true};
+  rdtp_run run = {.p = plan, .args = args, .stream = stream, .grad = true, .clock = 1, .own_clock = 1};
   return run_call(&run);
 }
 
 lev_status rdtp_eval(rdtp_plan *plan, const rdtp_args *args, lev_stream *stream) {
   if (!plan || !args) return lev_fail(LEV_ERR_ARG, "ring_dtp: no plan or no arguments");
-  rdtp_run run = {.p = plan, .args = args, .stream = stream, .grad = false};
+  rdtp_run run = {.p = plan, .args = args, .stream = stream, .grad = false, .clock = 1, .own_clock = 1};
   return run_call(&run);
 }

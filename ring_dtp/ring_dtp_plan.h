@@ -49,6 +49,10 @@ typedef struct rdtp_run {
   lev_stream *stream;
   bool grad;
   int64_t max_rows; /* largest rank's tokens */
+  /* Rings only. `clock` numbers the points of the compute stream between two stops, `marked` is the latest one that the
+   * comm stream has been told to wait for, and the others say when something was last touched that a hop reads or
+   * overwrites. */
+  int64_t clock, marked, slot_clock[2], own_clock;
 } rdtp_run;
 
 /* What a rank sees of one chunk on its way round. */
@@ -77,8 +81,9 @@ typedef struct rdtp_ring {
   lev_status (*compute)(const rdtp_run *run, const rdtp_visit *visit);
   lev_status (*merge)(const rdtp_run *run, void *acc, const void *incoming, int64_t rows);
   lev_status (*home)(const rdtp_run *run, const void *acc, int64_t round);
-  int64_t step; /* steps with an accumulator so far */
-  bool pending; /* accumulator step - 1 has not left yet */
+  int64_t step;          /* steps with an accumulator so far */
+  int64_t pending_clock; /* point at which it was complete */
+  bool pending;          /* accumulator step - 1 has not left yet */
   int pending_hop;
   int64_t pending_round;
 } rdtp_ring;

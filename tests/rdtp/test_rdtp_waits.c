@@ -30,7 +30,7 @@ static const rig_case cases[] = {
     {.ranks = 3,
      .hidden = 32,
      .vocab = 90,
-     .tokens = {40, 50, 30},
+     .tokens = {50, 55, 45},
      .dtype = LEV_F64,
      .rows = 16,
      .cols = 10,
@@ -38,13 +38,13 @@ static const rig_case cases[] = {
     {.ranks = 3,
      .hidden = 32,
      .vocab = 90,
-     .tokens = {40, 50, 30},
+     .tokens = {50, 55, 45},
      .dtype = LEV_F64,
      .rows = 20,
      .cols = 16,
      .branch = RDTP_MOVE_ACTIVATIONS},
-    {.ranks = 3, .hidden = 32, .vocab = 90, .tokens = {40, 50, 30}, .dtype = LEV_F64, .rows = 20, .one_pass = true},
-    {.ranks = 3, .hidden = 32, .vocab = 90, .tokens = {40, 50, 30}, .dtype = LEV_F64, .schedule = RDTP_PLAIN},
+    {.ranks = 3, .hidden = 32, .vocab = 90, .tokens = {50, 55, 45}, .dtype = LEV_F64, .rows = 20, .one_pass = true},
+    {.ranks = 3, .hidden = 32, .vocab = 90, .tokens = {50, 55, 45}, .dtype = LEV_F64, .schedule = RDTP_PLAIN},
 };
 #define N_CASES ((int)(sizeof cases / sizeof *cases))
 
