@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/report/memory_report.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/dims.h"
+#include "common/hostmem.h"
+
+const char *const lev_module_name[LEV_MODULES] = {"pipelined_llep", "ring_dtp", "sco", "offload_adamw", "muon"};
+const char *const lev_module_prefix[LEV_MODULES] = {"llep", "rdtp", "sco", "oadamw", "muon"};
+
+char *lev_bytes_text(size_t bytes, char *text) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double x = (double)bytes;
+  int unit = 0;
+  while (x >= 1024 && unit < 5) x /= 1024, ++unit;
+  snprintf(text, 24, unit == 0 ? "%.0f %s" : x < 10 ? "%.3f %s" : x < 100 ? "%.2f %s" : "%.1f %s", x, units[unit]);
+  return text;
+}
+
+/* ---- JSON ---- */
+
+static json_t *bytes_pair(size_t planned, size_t peak, bool measured) {
+  json_t *pair = json_pack("{s:I}", "planned_bytes", (json_int_t)planned);
+  if (measured) json_object_set_new(pair, "peak_bytes", json_integer((json_int_t)peak));
+  return pair;
+}
+
+static json_t *class_json(const lev_memory_rank *r, lev_mem cls) {
+  bool measured = r->measured != NULL;
+  json_t *out =
+      bytes_pair(lev_ledger_peak(r->planned, cls), measured ? lev_ledger_peak(r->measured, cls) : 0, measured);
+  json_object_set_new(out, "peak_phase", json_string(lev_ledger_peak_phase(measured ? r->measured : r->planned, cls)));
+  json_t *tags = json_object();
+  for (int i = 0; i < lev_ledger_count(r->planned); ++i) {
+    lev_ledger_row row = lev_ledger_at(r->planned, i);
+    if (row.cls != cls) continue;
+    json_object_set_new(tags, row.tag,
+                        bytes_pair(row.peak, measured ? lev_ledger_tag_peak(r->measured, cls, row.tag) : 0, measured));
+  }
+  for (int i = 0; measured && i < lev_ledger_count(r->measured); ++i) { /* unplanned tags must not hide */
+    lev_ledger_row row = lev_ledger_at(r->measured, i);
+    if (row.cls == cls && !json_object_get(tags, row.tag))
+      json_object_set_new(tags, row.tag, bytes_pair(0, row.peak, true));
+  }
+  json_object_set_new(out, "tags", tags);
+  return out;
+}
+
+static json_t *heap_json(const lev_memory_report *report) {
+  json_t *out = json_object();
+  size_t allocated = 0, peak = 0, rss, peak_rss;
+  for (int h = 0; h < LEV_HEAP_COUNT; ++h) {
+    lev_heap_stats s;
+    lev_heap_read((lev_heap)h, &s);
+    json_object_set_new(out, lev_heap_name((lev_heap)h),
+                        json_pack("{s:I, s:I, s:I}", "allocated_bytes", (json_int_t)s.allocated, "peak_bytes",
+                                  (json_int_t)s.peak, "calls", (json_int_t)s.calls));
+    allocated += s.allocated, peak += s.peak;
+  }
+  lev_process_memory(&rss, &peak_rss);
+  json_object_set_new(out, "allocated_bytes", json_integer((json_int_t)allocated));
+  json_object_set_new(out, "peak_bytes", json_integer((json_int_t)peak));
+  json_object_set_new(out, "cap_bytes", json_integer((json_int_t)report->heap_cap));
+  json_object_set_new(out, "rss_bytes", json_integer((json_int_t)rss));
+  json_object_set_new(out, "peak_rss_bytes", json_integer((json_int_t)peak_rss));
+  return out;
+}
+
+char *lev_memory_json(const lev_memory_report *report) {
+  json_t *root = json_pack("{s:i}", "ranks", report->ranks), *list = json_array();
+  bool measured = false;
+  for (int i = 0; i < report->n; ++i) {
+    json_t *one = json_pack("{s:i}", "rank", report->rank[i].rank);
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
+      json_object_set_new(one, lev_mem_name((lev_mem)cls), class_json(&report->rank[i], (lev_mem)cls));
+    json_array_append_new(list, one);
+    measured |= report->rank[i].measured != NULL;
+  }
+  json_object_set_new(root, "per_rank", list);
+  if (measured) json_object_set_new(root, "heap", heap_json(report));
+  size_t device, host;
+  if (report->device_limit || report->host_limit) {
+    lev_memory_excess(report, &device, &host);
+    json_object_set_new(root, "limits",
+                        json_pack("{s:I, s:I, s:I, s:I}", "device_bytes", (json_int_t)report->device_limit,
+                                  "host_bytes", (json_int_t)report->host_limit, "device_excess_bytes",
+                                  (json_int_t)device, "host_excess_bytes", (json_int_t)host));
+  }
+  char *text = json_dumps(root, JSON_INDENT(1));
+  json_decref(root);
+  return text;
+}
+
+lev_status lev_memory_write(const lev_memory_report *report, const char *path) {
+  char temporary[1024];
+  char *text = lev_memory_json(report);
+  if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for %s", path);
+  snprintf(temporary, sizeof temporary, "%.1000s.tmp", path);
+  FILE *file = fopen(temporary, "w");
+  bool ok = file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
+  if (file && fclose(file) != 0) ok = false;
+  free(text);
+  if (!ok || rename(temporary, path) != 0) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  return LEV_OK;
+}
+
+/* ---- limits ---- */
+
+size_t lev_memory_excess(const lev_memory_report *report, size_t *device, size_t *host) {
+  *device = *host = 0;
+  for (int i = 0; i < report->n; ++i) {
+    const lev_ledger *l = report->rank[i].planned;
+    size_t d = lev_ledger_peak(l, LEV_MEM_DEVICE);
+    size_t h = lev_sat_add(lev_ledger_peak(l, LEV_MEM_PINNED), lev_ledger_peak(l, LEV_MEM_HOST));
+    if (report->device_limit && d > report->device_limit) *device = lev_max_size(*device, d - report->device_limit);
+    if (report->host_limit && h > report->host_limit) *host = lev_max_size(*host, h - report->host_limit);
+  }
+  return lev_sat_add(*device, *host);
+}
+
+/* ---- tables ---- */
+
+static int by_peak(const void *a, const void *b) {
+  const lev_ledger_row *x = a, *y = b;
+  return x->peak < y->peak ? 1 : x->peak > y->peak ? -1 : strcmp(x->tag, y->tag);
+}
+
+static void class_table(const lev_memory_rank *r, lev_mem cls, FILE *out) {
+  lev_ledger_row rows[256];
+  int n = 0;
+  char a[24], b[24];
+  for (int i = 0; i < lev_ledger_count(r->planned) && n < 256; ++i) {
+    lev_ledger_row row = lev_ledger_at(r->planned, i);
+    if (row.cls == cls) rows[n++] = row;
+  }
+  qsort(rows, (size_t)n, sizeof *rows, by_peak);
+  size_t planned = lev_ledger_peak(r->planned, cls);
+  if (n == 0) return;
+  fprintf(out, "  %-20s %14s", lev_mem_name(cls), lev_bytes_text(planned, a));
+  if (r->measured) fprintf(out, " %14s", lev_bytes_text(lev_ledger_peak(r->measured, cls), b));
+  fprintf(out, "   peak in %s\n", lev_ledger_peak_phase(r->planned, cls));
+  for (int i = 0; i < n; ++i) {
+    fprintf(out, "    %-18s %14s", rows[i].tag, lev_bytes_text(rows[i].peak, a));
+    if (r->measured) fprintf(out, " %14s", lev_bytes_text(lev_ledger_tag_peak(r->measured, cls, rows[i].tag), b));
+    fprintf(out, "   %s\n",
+            rows[i].at_peak == rows[i].peak ? "live at the peak"
+            : rows[i].at_peak > 0           ? "partly live at the peak"
+                                            : "not live at the peak");
+  }
+}
+
+void lev_memory_table(const lev_memory_report *report, FILE *out) {
+  for (int i = 0; i < report->n; ++i) {
+    const lev_memory_rank *r = &report->rank[i];
+    fprintf(out, "rank %d of %d  %12s%s\n", r->rank, report->ranks, "planned", r->measured ? "       measured" : "");
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) class_table(r, (lev_mem)cls, out);
+  }
+}
+
+size_t lev_module_device_bytes(const lev_memory_report *report, int module, bool measured) {
+  size_t most = 0;
+  for (int i = 0; i < report->n; ++i) {
+    const lev_ledger *l = measured ? report->rank[i].measured : report->rank[i].planned;
+    if (l) most = lev_max_size(most, lev_ledger_module_peak(l, LEV_MEM_DEVICE, lev_module_prefix[module]));
+  }
+  return most;
+}
+
+void lev_module_table(const lev_memory_report *report, const size_t plain[LEV_MODULES], FILE *out) {
+  char a[24], b[24], c[24];
+  fprintf(out, "%-16s %14s %14s %18s\n", "device bytes", "planned", "measured", "plain schedule");
+  for (int m = 0; m < LEV_MODULES; ++m) {
+    size_t planned = lev_module_device_bytes(report, m, false), measured = lev_module_device_bytes(report, m, true);
+    bool known = plain[m] != SIZE_MAX;
+    if (planned == 0 && measured == 0 && (!known || plain[m] == 0)) continue;
+    fprintf(out, "%-16s %14s %14s %18s", lev_module_name[m], lev_bytes_text(planned, a), lev_bytes_text(measured, b),
+            known ? lev_bytes_text(plain[m], c) : "?");
+    if (known && plain[m] > 0 && planned < plain[m])
+      fprintf(out, "   saves %.1f %%", 100.0 * (1.0 - (double)planned / (double)plain[m]));
+    fputc('\n', out);
+  }
+}

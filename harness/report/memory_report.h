@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Planned and measured bytes, for machines (memory.json, plan --json) and for people. */
+#ifndef LEV_REPORT_MEMORY_REPORT_H
+#define LEV_REPORT_MEMORY_REPORT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "common/ledger.h"
+
+/* One rank. Planned bytes of a tag are its peak in the plan's ledger. */
+typedef struct lev_memory_rank {
+  int rank;
+  const lev_ledger *planned;
+  const lev_ledger *measured; /* NULL in a plan */
+} lev_memory_rank;
+
+typedef struct lev_memory_report {
+  int ranks;                   /* W of the run */
+  const lev_memory_rank *rank; /* the ones reported */
+  int n;
+  size_t device_limit, host_limit; /* 0 = none; the host limit is for pinned and named host bytes together */
+  size_t heap_cap;                 /* of the control-plane heap; shown beside its use where measured */
+} lev_memory_report;
+
+/* {"ranks": W, "per_rank": [{"rank", "device": {"planned_bytes", "peak_bytes", "peak_phase", "tags": {...}}, "pinned",
+ * "host"}], ...}; no peak_bytes in a plan. Returns a string to be freed with free(); NULL if memory ran out. */
+char *lev_memory_json(const lev_memory_report *report);
+/* Writes it to PATH, by a temporary file and a rename. */
+LEV_MUST_CHECK lev_status lev_memory_write(const lev_memory_report *report, const char *path);
+
+/* Bytes planned over a limit: 0 = fits. */
+size_t lev_memory_excess(const lev_memory_report *report, size_t *device, size_t *host);
+
+/* Table of bytes by class and tag, largest first, with the phase of each class's peak. */
+void lev_memory_table(const lev_memory_report *report, FILE *out);
+
+/* Modules with a schedule of their own, by the prefix of their tags. */
+#define LEV_MODULES 5
+extern const char *const lev_module_name[LEV_MODULES];   /* "pipelined_llep", ... as in schedule.<module> */
+extern const char *const lev_module_prefix[LEV_MODULES]; /* "llep", ... */
+/* Largest device bytes of a module at one moment over the ranks. */
+size_t lev_module_device_bytes(const lev_memory_report *report, int module, bool measured);
+/* The closing table: per module planned and measured peak on the device, and what its plain schedule would take.
+ * `plain` may hold SIZE_MAX for unknown. */
+void lev_module_table(const lev_memory_report *report, const size_t plain[LEV_MODULES], FILE *out);
+
+/* "1.50 GiB", "12.3 MiB", "640 B" into text of at least 24 bytes; returns text. */
+char *lev_bytes_text(size_t bytes, char *text);
+
+#endif
