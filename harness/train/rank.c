@@ -22,12 +22,12 @@ static bool is_dry(const lev_rank *rank) {
 /* ---- shape and layout ---- */
 
 lev_model lev_model_of(const lev_config *c) {
-  return (lev_model){.dtype = c->model.dtype,
+  return (lev_model){.dtype = (lev_dtype)c->model.dtype,
                      .vocab = c->model.vocab_size,
                      .hidden = c->model.hidden_size,
                      .layers = c->model.num_hidden_layers,
                      .heads = c->model.num_attention_heads,
-                     .kv_heads = c->model.num_key_value_heads,
+                     .kv_heads = c->model.num_key_value_heads > 0 ? c->model.num_key_value_heads : c->model.num_attention_heads,
                      .head_dim = c->model.head_dim > 0 ? c->model.head_dim
                                                        : c->model.hidden_size / c->model.num_attention_heads,
                      .experts = c->model.num_experts,
@@ -61,7 +61,7 @@ static lev_dtype grad_dtype_of(const lev_config *c, int micro_batches) {
   case LEV_GRAD_F64:
     return LEV_F64;
   default: /* bf16 holds one micro-batch; sums of several need the accumulator's type */
-    return c->model.dtype == LEV_BF16 && micro_batches == 1 ? LEV_BF16 : lev_dtype_arith(c->model.dtype);
+    return c->model.dtype == LEV_BF16 && micro_batches == 1 ? LEV_BF16 : lev_dtype_arith((lev_dtype)c->model.dtype);
   }
 }
 

@@ -80,7 +80,7 @@ static lev_status open_loaders(rank_run *rr) {
                           .vocab = c->model.vocab_size,
                           .seed = (uint64_t)c->debug.seed};
   LEV_TRY(lev_loader_open(&o, &rr->train));
-  if (!c->data.valid || !*c->data.valid) return LEV_OK;
+  if (c->data.valid[0] == '\0') return LEV_OK;
   o.prefix = c->data.valid, o.validation = true;
   return lev_loader_open(&o, &rr->valid);
 }

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* levee VERB ... */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/status.h"
+#include "harness/cli/verbs.h"
+#include "harness/config/config.h"
+
+#ifndef LEV_VERSION
+#define LEV_VERSION "unknown"
+#endif
+
+static const struct {
+  const char *name;
+  int (*run)(int argc, char **argv);
+  const char *arguments, *help;
+} verbs[] = {
+    {"train", lev_verb_train, "CONFIG.toml [--section.key=value ...]", "train, or go on from the newest checkpoint"},
+    {"plan", lev_verb_plan, "CONFIG.toml [--json] [--all-ranks] [--section.key=value ...]",
+     "every byte of a run before it starts"},
+    {"trace", lev_verb_trace, "RUN", "timeline of bytes by tag: a table, and RUN/trace.html"},
+    {"tokenize", lev_verb_tokenize, "TEXT --output PREFIX [--train-bpe V | --tokenizer FILE] ...",
+     "text to token files"},
+};
+
+int lev_verb_failed(const char *verb, lev_status status) {
+  fprintf(stderr, "levee %s: %s\n  %.1000s\n", verb, lev_status_text(status), lev_detail());
+  return lev_status_exit_code(status);
+}
+
+static void usage(FILE *out) {
+  fputs("levee trains long-context mixture-of-experts models inside a memory budget fixed before the first step.\n\n",
+        out);
+  for (size_t i = 0; i < sizeof verbs / sizeof *verbs; ++i)
+    fprintf(out, "  levee %-9s %s\n                    %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+  fputs("  levee --help-all  every setting with its default\n  levee --version\n", out);
+}
+
+/* Warnings and errors of the library, on stderr. */
+static void log_line(void *ctx, lev_log_level level, lev_log_sys sys, int rank, const char *line) {
+  static const char *const words[] = {"error", "warning", "info", "debug"};
+  (void)ctx, (void)sys;
+  if (rank >= 0)
+    fprintf(stderr, "%s: rank %d: %s\n", words[level], rank, line);
+  else
+    fprintf(stderr, "%s: %s\n", words[level], line);
+}
+
+int main(int argc, char **argv) {
+  const char *verb = argc > 1 ? argv[1] : "";
+  lev_log_set_sink(log_line, NULL);
+  for (size_t i = 0; i < sizeof verbs / sizeof *verbs; ++i)
+    if (strcmp(verb, verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
+  if (strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0 || strcmp(verb, "help") == 0) {
+    usage(stdout);
+    return 0;
+  }
+  if (strcmp(verb, "--help-all") == 0) {
+    lev_config_help(stdout);
+    return 0;
+  }
+  if (strcmp(verb, "--version") == 0) {
+    puts("levee " LEV_VERSION);
+    return 0;
+  }
+  if (*verb) fprintf(stderr, "levee: unknown verb \"%s\"\n", verb);
+  usage(stderr);
+  return lev_status_exit_code(LEV_ERR_ARG);
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/cli/settings.h"
+
+lev_status lev_settings(lev_config *config, int *argc, char **argv) {
+  lev_config_defaults(config);
+  if (*argc < 1 || argv[0][0] == '-') return lev_fail(LEV_ERR_ARG, "expected CONFIG.toml as the first argument");
+  LEV_TRY(lev_config_read(config, argv[0]));
+  --*argc;
+  for (int i = 0; i < *argc; ++i) argv[i] = argv[i + 1];
+  LEV_TRY(lev_config_arguments(config, argc, argv));
+  return lev_config_validate(config);
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Settings of the verbs that take CONFIG.toml. */
+#ifndef LEV_CLI_SETTINGS_H
+#define LEV_CLI_SETTINGS_H
+
+#include "harness/config/config.h"
+
+/* Defaults, then the file argv[0], then --section.key words, then lev_config_validate. Leftover arguments (not
+ * settings) stay in argv behind the file; *argc is their count. Errors: LEV_ERR_ARG (no file), those of lev_config_*.
+ */
+LEV_MUST_CHECK lev_status lev_settings(lev_config *config, int *argc, char **argv);
+
+#endif

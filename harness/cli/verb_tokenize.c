@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* levee tokenize: text to token files. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/cli/verbs.h"
+#include "harness/data/tokenize.h"
+
+static const char help[] =
+    "levee tokenize TEXT --output PREFIX [options]\n"
+    "  --train-bpe V      learn a byte-level BPE of V entries on the training part; writes PREFIX.tokenizer.json\n"
+    "  --tokenizer FILE   apply a Hugging Face tokenizer.json; without either, tokens are bytes\n"
+    "  --holdout F        share of the text at its end that goes to PREFIX.valid.*, the rest to PREFIX.train.*\n"
+    "  --append-eod       end-of-document token after each document\n"
+    "  --jsonl            one {\"text\": ...} object per line (default for *.jsonl)\n";
+
+/* Value of an option in either form, --name=value or --name value; NULL if argv[*i] is another option. */
+static const char *value_of(const char *name, int argc, char **argv, int *i) {
+  size_t length = strlen(name);
+  if (strncmp(argv[*i], name, length) != 0) return NULL;
+  if (argv[*i][length] == '=') return argv[*i] + length + 1;
+  if (argv[*i][length] != '\0' || *i + 1 >= argc) return NULL;
+  return argv[++*i];
+}
+
+static lev_status number(const char *name, const char *text, double low, double high, double *out) {
+  char *end;
+  *out = strtod(text, &end);
+  if (end == text || *end != '\0' || !(*out >= low && *out <= high))
+    return lev_fail(LEV_ERR_ARG, "%s \"%.60s\" must be a number from %g to %g", name, text, low, high);
+  return LEV_OK;
+}
+
+static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
+  for (int i = 0; i < argc; ++i) {
+    const char *v;
+    double x;
+    if (strcmp(argv[i], "--append-eod") == 0) {
+      o->append_eod = true;
+    } else if (strcmp(argv[i], "--jsonl") == 0) {
+      o->jsonl = true;
+    } else if ((v = value_of("--output", argc, argv, &i))) {
+      o->output = v;
+    } else if ((v = value_of("--tokenizer", argc, argv, &i))) {
+      o->tokenizer = v;
+    } else if ((v = value_of("--train-bpe", argc, argv, &i))) {
+      LEV_TRY(number("--train-bpe", v, 257, 1 << 24, &x));
+      o->train_bpe = (int64_t)x;
+    } else if ((v = value_of("--holdout", argc, argv, &i))) {
+      LEV_TRY(number("--holdout", v, 0, 0.99, &x));
+      o->holdout = x;
+    } else if (argv[i][0] == '-' || o->input) {
+      return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee tokenize --help", argv[i]);
+    } else {
+      o->input = argv[i];
+    }
+  }
+  if (!o->input || !o->output) return lev_fail(LEV_ERR_ARG, "expected TEXT and --output PREFIX; see levee tokenize --help");
+  if (o->tokenizer && o->train_bpe) return lev_fail(LEV_ERR_ARG, "--tokenizer and --train-bpe exclude each other");
+  return LEV_OK;
+}
+
+int lev_verb_tokenize(int argc, char **argv) {
+  lev_tokenize_options options = {0};
+  lev_tokenize_report report = {0};
+  if (argc > 0 && strcmp(argv[0], "--help") == 0) {
+    fputs(help, stdout);
+    return 0;
+  }
+  lev_status st = parse(argc, argv, &options);
+  if (st == LEV_OK) st = lev_tokenize(&options, &report);
+  if (st != LEV_OK) return lev_verb_failed("tokenize", st);
+  int64_t tokens = report.train_tokens + report.valid_tokens, bytes = report.train_bytes + report.valid_bytes;
+  printf("%lld bytes -> %lld tokens (%.3f bytes per token), vocabulary %lld; %lld for training, %lld held out; %.1f s\n",
+         (long long)bytes, (long long)tokens, tokens > 0 ? (double)bytes / (double)tokens : 0, (long long)report.vocab,
+         (long long)report.train_tokens, (long long)report.valid_tokens, report.seconds);
+  return 0;
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* levee train: runs lev_run, prints the plan, a line per step and the closing table, and keeps metrics.jsonl and
+ * memory.json. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/checkpoint/file.h"
+#include "harness/cli/settings.h"
+#include "harness/cli/verbs.h"
+#include "harness/report/memory_report.h"
+#include "harness/report/metrics.h"
+#include "harness/train/run.h"
+
+typedef struct train {
+  lev_config config;
+  lev_metrics metrics;
+  size_t plain[LEV_MODULES]; /* device bytes of each module's plain schedule, planned */
+  int64_t first_step;
+  double step_seconds; /* running mean for the ETA */
+  lev_status failed;   /* first failure inside a callback */
+  lev_memory_rank *ranks;
+  bool colour;
+} train;
+
+static volatile int stop_asked;
+
+static void on_signal(int number) {
+  (void)number;
+  stop_asked = 1;
+}
+
+/* ---- memory ---- */
+
+static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
+  for (int i = 0; i < memory->ranks; ++i)
+    t->ranks[i] = (lev_memory_rank){i, memory->planned[i].ledger, memory->measured ? memory->measured[i] : NULL};
+  return (lev_memory_report){.ranks = memory->ranks,
+                             .rank = t->ranks,
+                             .n = memory->ranks,
+                             .device_limit = t->config.memory.device_memory,
+                             .host_limit = t->config.memory.host_memory,
+                             .heap_cap = t->config.memory.heap_cap};
+}
+
+static void write_memory(train *t, const lev_run_memory *memory) {
+  char path[1024];
+  lev_memory_report report = report_of(t, memory);
+  snprintf(path, sizeof path, "%.900s/memory.json", t->config.run.folder);
+  lev_status st = lev_memory_write(&report, path);
+  if (st != LEV_OK && t->failed == LEV_OK) t->failed = st;
+}
+
+/* What each module would take on its plain schedule, from dry runs of the largest rank. */
+static void plan_plain(train *t, int rank) {
+  int *const choice[LEV_MODULES] = {&t->config.schedule.pipelined_llep, &t->config.schedule.ring_dtp,
+                                    &t->config.schedule.sco, &t->config.schedule.offload_adamw,
+                                    &t->config.schedule.muon};
+  for (int m = 0; m < LEV_MODULES; ++m) {
+    lev_rank_plan plan;
+    int kept = *choice[m];
+    t->plain[m] = SIZE_MAX;
+    *choice[m] = LEV_SCHEDULE_PLAIN;
+    if (lev_plan_rank(&t->config, rank, NULL, &plan) == LEV_OK) {
+      t->plain[m] = lev_ledger_module_peak(plan.ledger, LEV_MEM_DEVICE, lev_module_prefix[m]);
+      lev_rank_plan_free(&plan);
+    }
+    *choice[m] = kept;
+  }
+}
+
+static int largest(const lev_run_memory *memory) {
+  int best = 0;
+  for (int i = 1; i < memory->ranks; ++i)
+    if (memory->planned[i].slabs.bytes[LEV_MEM_DEVICE] > memory->planned[best].slabs.bytes[LEV_MEM_DEVICE]) best = i;
+  return best;
+}
+
+static void on_planned(void *ctx, const lev_run_memory *memory) {
+  train *t = ctx;
+  int rank = largest(memory);
+  lev_memory_report report = report_of(t, memory);
+  lev_memory_report one = report;
+  one.rank = &t->ranks[rank], one.n = 1;
+  printf("model %s: %.1f M parameters, %.1f M active; %d ranks, %lld tokens each at most\n",
+         t->config.model.name[0] ? t->config.model.name : "without name", (double)memory->planned[0].total / 1e6,
+         (double)memory->planned[0].active / 1e6, memory->ranks, (long long)memory->planned[rank].max_tokens);
+  lev_memory_table(&one, stdout);
+  plan_plain(t, rank);
+  fflush(stdout);
+}
+
+/* ---- steps ---- */
+
+static void on_started(void *ctx, int64_t first_step) {
+  train *t = ctx;
+  char path[1024];
+  t->first_step = first_step;
+  if (first_step > 1) printf("resumed: step %lld is next\n", (long long)first_step);
+  snprintf(path, sizeof path, "%.900s/metrics.jsonl", t->config.run.folder);
+  t->failed = lev_metrics_open(&t->metrics, path, first_step > 1);
+}
+
+static void record_step(train *t, const lev_step_record *r) {
+  const lev_step_result *x = &r->result;
+  double flops = r->flops_per_token * r->tokens_per_second;
+  const lev_metric fields[] = {LEV_INT("step", r->step),
+                               LEV_REAL("loss", x->loss),
+                               LEV_REAL("grad_norm", x->grad_norm),
+                               LEV_REAL("lr", r->lr),
+                               LEV_REAL("balance_loss", x->balance),
+                               LEV_REAL("z_loss", x->z_loss),
+                               LEV_REAL("max_vio", x->max_vio),
+                               LEV_REAL("rows_max_mean", x->rows_max_mean),
+                               LEV_INT("chunks", x->chunks),
+                               LEV_INT("tokens", x->valid),
+                               LEV_INT("skipped", x->skipped),
+                               LEV_REAL("tokens_per_second", r->tokens_per_second),
+                               LEV_REAL("step_seconds", r->seconds),
+                               LEV_REAL("tflops", flops / 1e12)};
+  if (t->failed == LEV_OK) t->failed = lev_metrics_line(&t->metrics, fields, sizeof fields / sizeof *fields);
+}
+
+/* "1h02m", "3m07s", "12s" */
+static char *duration(double seconds, char text[32]) {
+  long s = (long)(seconds + 0.5);
+  if (s >= 3600)
+    snprintf(text, 32, "%ldh%02ldm", s / 3600, s % 3600 / 60);
+  else if (s >= 60)
+    snprintf(text, 32, "%ldm%02lds", s / 60, s % 60);
+  else
+    snprintf(text, 32, "%lds", s);
+  return text;
+}
+
+static void print_step(train *t, const lev_step_record *r, const lev_run_memory *memory) {
+  char bytes[24], bound[24], eta[32];
+  lev_memory_report report = report_of(t, memory);
+  size_t peak = 0, planned = 0;
+  for (int i = 0; i < memory->ranks; ++i) {
+    size_t p = lev_ledger_peak(memory->measured[i], LEV_MEM_DEVICE),
+           q = lev_ledger_peak(memory->planned[i].ledger, LEV_MEM_DEVICE);
+    if (p > peak) peak = p;
+    if (q > planned) planned = q;
+  }
+  printf("%sstep %lld/%lld%s  loss %.4f  grad_norm %.3f%s  memory %s (%.0f%% of plan)  tps %.0f  tflops %.3f  "
+         "max_vio %.2f  K %lld ",
+         t->colour ? "\033[1m" : "", (long long)r->step, (long long)r->steps, t->colour ? "\033[0m" : "",
+         r->result.loss, r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", lev_bytes_text(peak, bytes),
+         planned ? 100.0 * (double)peak / (double)planned : 0, r->tokens_per_second,
+         r->flops_per_token * r->tokens_per_second / 1e12, r->result.max_vio, (long long)r->result.chunks);
+  for (int m = 0; m < LEV_MODULES; ++m) {
+    size_t q = lev_module_device_bytes(&report, m, false);
+    if (q == 0) continue;
+    printf(" %s %s/%s", lev_module_prefix[m], lev_bytes_text(lev_module_device_bytes(&report, m, true), bytes),
+           lev_bytes_text(q, bound));
+  }
+  printf("  eta %s\n", duration(t->step_seconds * (double)(r->steps - r->step), eta));
+  fflush(stdout);
+}
+
+static void on_step(void *ctx, const lev_step_record *r, const lev_run_memory *memory) {
+  train *t = ctx;
+  bool first = r->step == t->first_step;
+  t->step_seconds = first ? r->seconds : 0.9 * t->step_seconds + 0.1 * r->seconds;
+  record_step(t, r);
+  if (first || r->step == r->steps || r->step % t->config.run.log_freq == 0) print_step(t, r, memory);
+  if (first) write_memory(t, memory);
+}
+
+static void on_validation(void *ctx, const lev_validation_record *r) {
+  train *t = ctx;
+  const lev_metric fields[] = {LEV_INT("step", r->step),
+                               LEV_REAL("val_loss", r->val_loss),
+                               LEV_TEXT("val_unit", r->per_byte ? "nats/byte" : "nats/token"),
+                               LEV_REAL("val_nll_per_token", r->nll_per_token),
+                               LEV_INT("val_tokens", r->tokens),
+                               LEV_REAL("val_seconds", r->seconds)};
+  if (t->failed == LEV_OK) t->failed = lev_metrics_line(&t->metrics, fields, sizeof fields / sizeof *fields);
+  printf("validation after step %lld: val_loss %.4f %s, %.4f nats per token over %lld tokens (%.1f s)\n",
+         (long long)r->step, r->val_loss, r->per_byte ? "nats per byte" : "nats per token", r->nll_per_token,
+         (long long)r->tokens, r->seconds);
+  fflush(stdout);
+}
+
+static void on_checkpoint(void *ctx, int64_t step, lev_status status, const char *detail) {
+  train *t = ctx;
+  if (status == LEV_OK)
+    printf("checkpoint of step %lld in %s/%s\n", (long long)step, t->config.run.folder, t->config.checkpoint.folder);
+  else
+    fprintf(stderr, "warning: no checkpoint of step %lld (%s); training goes on\n", (long long)step, detail);
+  fflush(stdout);
+}
+
+/* Other heap: a row of its own with a stated cap, never hidden. */
+static void heap_row(const train *t) {
+  size_t allocated = 0, rss, peak_rss;
+  char a[24], b[24], c[24];
+  for (int h = 0; h < LEV_HEAP_COUNT; ++h) {
+    lev_heap_stats s;
+    lev_heap_read((lev_heap)h, &s);
+    allocated += s.peak;
+  }
+  lev_process_memory(&rss, &peak_rss);
+  printf("control-plane heap of all ranks: %s of at most %s; process %s at its peak\n", lev_bytes_text(allocated, a),
+         lev_bytes_text(t->config.memory.heap_cap, b), lev_bytes_text(peak_rss, c));
+}
+
+static void on_finished(void *ctx, const lev_run_memory *memory) {
+  train *t = ctx;
+  lev_memory_report report = report_of(t, memory), one = report;
+  int rank = largest(memory), same = 0;
+  write_memory(t, memory);
+  one.rank = &t->ranks[rank], one.n = 1;
+  for (int i = 0; i < memory->ranks; ++i)
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
+      same += lev_ledger_peak(memory->planned[i].ledger, (lev_mem)cls) ==
+              lev_ledger_peak(memory->measured[i], (lev_mem)cls);
+  printf("\n");
+  lev_memory_table(&one, stdout);
+  printf("\n");
+  lev_module_table(&report, t->plain, stdout);
+  printf("planned = measured on %d of %d (rank, memory class) pairs\n", same, memory->ranks * LEV_MEM_CLASSES);
+  heap_row(t);
+  fflush(stdout);
+}
+
+int lev_verb_train(int argc, char **argv) {
+  static train t; /* large, and outlives the rank threads */
+  memset(&t, 0, sizeof t);
+  lev_status st = lev_settings(&t.config, &argc, argv);
+  if (st == LEV_OK && argc > 0) st = lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[0]);
+  if (st == LEV_OK) st = lev_make_dir(t.config.run.folder, NULL);
+  if (st != LEV_OK) return lev_verb_failed("train", st);
+  t.ranks = lev_calloc(LEV_HEAP_REPORT, (size_t)t.config.parallel.ranks, sizeof *t.ranks);
+  if (!t.ranks) return lev_verb_failed("train", LEV_ERR_NOMEM);
+  t.colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGTERM, &action, NULL);
+  sigaction(SIGINT, &action, NULL);
+  lev_run_observer observer = {.ctx = &t,
+                               .planned = on_planned,
+                               .started = on_started,
+                               .step = on_step,
+                               .validation = on_validation,
+                               .checkpoint = on_checkpoint,
+                               .finished = on_finished};
+  st = lev_run(&t.config, &observer, &stop_asked);
+  lev_metrics_close(&t.metrics);
+  lev_free(t.ranks);
+  if (st == LEV_OK) st = t.failed;
+  return st == LEV_OK ? 0 : lev_verb_failed("train", st);
+}
