@@ -58,8 +58,10 @@ LEV_HD static inline llep_table llep_table_at(const llep_rules *r, int64_t *memo
 /* counts[id] += 1 over `routes` ids, counts[E] for ids outside 0 .. E-1; ids = NULL means id q of route q = q mod E. */
 LEV_HD static inline void llep_count(const int32_t *ids, int64_t routes, int64_t experts, int64_t *counts) {
   for (int64_t e = 0; e <= experts; ++e) counts[e] = 0;
+  int64_t turn = 0;
   for (int64_t q = 0; q < routes; ++q) {
-    int64_t e = ids ? ids[q] : q % experts;
+    int64_t e = ids ? ids[q] : turn;
+    if (++turn == experts) turn = 0;
     ++counts[e < 0 || e >= experts ? experts : e];
   }
 }
@@ -183,10 +185,12 @@ LEV_HD static inline void llep_assign(const llep_rules *r, const int32_t *ids, i
                                       int32_t *histogram) {
   for (int64_t e = 0; e < r->experts; ++e) seen[e] = t->base[e];
   for (int64_t i = 0; i < llep_columns(r) * blocks; ++i) histogram[i] = 0;
+  int64_t turn = 0;
   for (int64_t token = 0; token < tokens; ++token) {
     int64_t block = token % blocks;
     for (int64_t q = token * top_k; q < (token + 1) * top_k; ++q) {
-      int64_t e = ids ? ids[q] : q % r->experts;
+      int64_t e = ids ? ids[q] : turn;
+      if (++turn == r->experts) turn = 0;
       int64_t column = -1;
       if (e >= 0 && e < r->experts) {
         int64_t s = t->seg[e], position = seen[e]++;

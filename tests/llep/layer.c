@@ -314,6 +314,8 @@ static lev_status steps(l_rank *k) {
   LEV_TRY(bind(k, LLEP_PERSISTENT, llep_walk_persistent));
   for (int m = 0; m <= LEV_MEM_PINNED; ++m) lev_arena_seal(k->arena[m]);
   lev_device_seal(k->device);
+  if (k->rank == 1 && k->c->fail_at > 0)
+    k->fault.fail_at[k->c->fail_kind] = k->fault.seen[k->c->fail_kind] + k->c->fail_at;
   for (int i = 0; i < (k->c->passes > 0 ? k->c->passes : 1); ++i) {
     LEV_TRY(forward(k));
     LEV_TRY(backward(k));

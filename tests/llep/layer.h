@@ -30,7 +30,10 @@ typedef struct l_case {
   bool immediate;
   int drop_call; /* drop a wait on all ranks in the first forward (1) or backward (2); 0 = none */
   int drop_wait; /* 1-based number of the wait within that call */
-  size_t less;   /* bytes withheld from each work block */
+  int fail_kind; /* fail event number fail_at of this lev_fault_kind on rank 1 (0 = none), counted from the first call
+                  */
+  int64_t fail_at;
+  size_t less; /* bytes withheld from each work block */
 } l_case;
 
 /* Arrays of all ranks, concatenated; the f64 copies hold the rounded inputs and the oracle's results. */

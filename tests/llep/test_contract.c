@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The module contract: planned bytes, dry run, budgets, caps, errors. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/llep/layer.h"
@@ -99,6 +98,33 @@ T_TEST(llep_tokens_above_the_cap) {
   expect_status(&c, LEV_ERR_CAPACITY);
 }
 
+/* Every collective and copy of forward and backward fails in turn on one rank: all ranks end with an error, none hangs.
+ */
+static void fail_each(int kind) {
+  l_case c = l_small(3, 6, 1, 12);
+  c.cfg.foreign_slots = 1, c.cfg.min_rows = 0, c.routing = L_ONE_EXPERT;
+  c.fail_kind = kind;
+  bool reached = true;
+  for (c.fail_at = 1; reached && !t_failed(); ++c.fail_at) {
+    l_data d;
+    l_make(&c, &d);
+    l_run(&d);
+    reached = d.status[1] != LEV_OK;
+    for (int r = 0; r < c.ranks; ++r)
+      T_EXPECT_MSG((d.status[r] != LEV_OK) == reached || kind == LEV_FAULT_COPY, "event %lld: rank %d ends with \"%s\"",
+                   (long long)c.fail_at, r, lev_status_text(d.status[r]));
+    l_free(&d);
+  }
+  T_EXPECT_MSG(c.fail_at > 12, "only %lld events", (long long)c.fail_at);
+}
+
+T_TEST(llep_every_collective_fails_in_turn) {
+  fail_each(LEV_FAULT_COLLECTIVE);
+}
+T_TEST(llep_every_copy_fails_in_turn) {
+  fail_each(LEV_FAULT_COPY);
+}
+
 T_TEST(llep_bad_ids_are_refused_by_all_ranks) {
   for (int bad = 0; bad < 2; ++bad) {
     l_case c = l_small(3, 6, 2, 8);
@@ -147,6 +173,7 @@ static lev_status dry_plan(int ranks, const llep_config *cfg, llep_info *info, s
   llep_plan *plan = NULL;
   lev_device_config dc = {.backend = LEV_BACKEND_DRY};
   size_t forward[LEV_MEM_CLASSES], backward[LEV_MEM_CLASSES];
+  *info = (llep_info){0}, *bytes = 0;
   lev_status st = lev_device_open(&dc, &device);
   if (st == LEV_OK) st = lev_comm_dry_create(ranks, 0, device, &comm);
   if (st == LEV_OK) st = llep_plan_create(device, comm, cfg, &plan);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layer against a naive f64 loop: y, dx, dprobs, dw. */
+#include <string.h>
+
 #include "tests/llep/layer.h"
 
 #define TOL 1e-11
@@ -123,6 +125,28 @@ T_TEST(llep_layer_jitter) {
     c.jitter = seed, c.routing = L_ONE_EXPERT, c.passes = 2;
     if (!t_failed()) l_case_check(&c, TOL);
   }
+}
+
+/* Timing changes nothing, not even a bit. */
+T_TEST(llep_layer_is_deterministic) {
+  l_case c = l_small(4, 7, 3, 19);
+  c.cfg.dtype = LEV_F32, c.routing = L_ZIPF, c.passes = 2;
+  l_case late = c;
+  late.jitter = 5;
+  l_data a, b;
+  l_make(&c, &a), l_make(&late, &b);
+  l_run(&a), l_run(&b);
+  for (int r = 0; r < c.ranks; ++r) {
+    T_EXPECT_OK(a.status[r]);
+    T_EXPECT_OK(b.status[r]);
+    T_EXPECT_EQ_I64(a.sent[r], b.sent[r]);
+  }
+  size_t row = (size_t)c.cfg.hidden * sizeof(float), n = (size_t)a.n;
+  T_EXPECT(memcmp(a.y, b.y, n * row) == 0);
+  T_EXPECT(memcmp(a.dx, b.dx, n * row) == 0);
+  T_EXPECT(memcmp(a.dprobs, b.dprobs, n * (size_t)c.cfg.top_k * sizeof(float)) == 0);
+  T_EXPECT(memcmp(a.dw, b.dw, (size_t)(c.cfg.experts * 3 * c.cfg.inter) * row) == 0);
+  l_free(&a), l_free(&b);
 }
 
 T_TEST(llep_layer_f32_and_bf16) {

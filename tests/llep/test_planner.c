@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Properties of the lending plan and of what follows from it, over random draws. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/rng.h"
@@ -43,7 +42,7 @@ static void make_draw(draw *d, uint64_t *at) {
   r->min_rows = below(at, 3) ? below(at, 20) : 0;
   d->top_k = 1 + below(at, lev_min_i64(PICKS, r->experts));
   d->blocks = 1 + below(at, BLOCKS);
-  double weight[EXPERTS], sum = 0, power = 4 * uniform(at);
+  double weight[EXPERTS] = {0}, sum = 0, power = 4 * uniform(at);
   for (int64_t e = 0; e < r->experts; ++e) sum += weight[e] = pow(1 - uniform(at), power);
   for (int s = 0; s < r->ranks; ++s) {
     d->tokens[s] = below(at, 5) ? below(at, TOKENS + 1) : 0;
@@ -184,9 +183,8 @@ T_TEST(llep_plan_paper_profiles) {
   enum { P = 8, E = 128, N = 4096, K = 4 };
   static int64_t counts[P * (E + 1)];
   static const int profiles[][2] = {{30, 16}, {50, 16}, {80, 16}, {95, 16}, {30, 4}, {50, 4}};
-  int32_t *ids = malloc(sizeof *ids * N * K);
-  int64_t *memory = calloc(8192, sizeof *memory);
-  T_REQUIRE(ids && memory);
+  static int32_t ids[N * K];
+  static int64_t memory[8192];
   for (size_t f = 0; f < sizeof profiles / sizeof *profiles; ++f) {
     int64_t hot = profiles[f][1];
     for (int64_t i = 0; i < N; ++i)
@@ -206,5 +204,4 @@ T_TEST(llep_plan_paper_profiles) {
     for (int d = 0; d < P; ++d) T_EXPECT(loads[d] <= N * K + 128);
     T_EXPECT_MSG(*t.moves >= 1 && *t.moves <= 13, "%lld moves", (long long)*t.moves);
   }
-  free(ids), free(memory);
 }
