@@ -239,7 +239,9 @@ void lev_comm_hub_destroy(lev_comm_hub *hub) {
   lev_free(hub);
 }
 
-void lev_comm_hub_abort(lev_comm_hub *hub) { lev_local_abort(hub, "a rank failed"); }
+void lev_comm_hub_abort(lev_comm_hub *hub) {
+  lev_local_abort(hub, "a rank failed");
+}
 
 /* ---- communicators ---- */
 
@@ -402,8 +404,8 @@ static int split_place(const split_entry *all, int n, int rank, int *size, int *
   for (int r = 0; r < n; ++r) {
     if (all[r].color != all[rank].color) continue;
     ++*size;
-    if (all[r].key < all[rank].key || (all[r].key == all[rank].key && r < rank)) ++place;
-    if (all[r].key < all[*leader].key || (all[r].key == all[*leader].key && r < *leader)) *leader = r;
+    if (all[r].key < all[rank].key || (r < rank && all[r].key == all[rank].key)) ++place;
+    if (all[r].key < all[*leader].key || (r < *leader && all[r].key == all[*leader].key)) *leader = r;
   }
   return place;
 }
@@ -427,7 +429,7 @@ static lev_status local_split(lev_comm *comm, int color, int key, lev_comm **out
   /* Both tables in one block: [size] entries, [size] group pointers. */
   lev_local_group **groups = lev_calloc(LEV_HEAP_COMMON, n, sizeof *groups + sizeof mine);
   lev_status st = lev_comm_agree(comm, groups ? LEV_OK : LEV_ERR_NOMEM);
-  if (st != LEV_OK) {
+  if (st != LEV_OK || !groups) { /* without a table of our own the answer is a failure */
     lev_free(groups);
     return st;
   }

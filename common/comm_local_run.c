@@ -140,30 +140,32 @@ static int64_t load_int(lev_dtype t, const void *array, int64_t i) {
 
 static void reduce_int(sums_block *sums, const lev_local_op *const *ops, int size, int64_t at, int64_t n) {
   const lev_coll *c = &ops[0]->coll;
-  for (int r = 0; r < size; ++r)
-    for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t all = load_int(c->send_type, input(ops, 0), at + i);
+    for (int r = 1; r < size; ++r) {
       int64_t value = load_int(c->send_type, input(ops, r), at + i);
-      if (r == 0)
-        sums->i[i] = value;
-      else if (c->op == LEV_MAX)
-        sums->i[i] = lev_max_i64(sums->i[i], value);
+      if (c->op == LEV_MAX)
+        all = lev_max_i64(all, value);
       else /* wraps like the hardware does */
-        sums->i[i] = (int64_t)((uint64_t)sums->i[i] + (uint64_t)value);
+        all = (int64_t)((uint64_t)all + (uint64_t)value);
     }
+    sums->i[i] = all;
+  }
 }
 
 /* Elements [at, at + n) of all ranks' inputs, in rank order, in the arithmetic type of the storage. */
 static void reduce_block(sums_block *sums, const lev_local_op *const *ops, int size, int64_t at, int64_t n) {
   const lev_coll *c = &ops[0]->coll;
   bool max = c->kind == LEV_COLL_ALL_REDUCE && c->op == LEV_MAX;
-  for (int r = 0; r < size; ++r) {
-    const void *from = input(ops, r);
-    if (c->send_type == LEV_F64)
-      (r == 0 ? first_f64 : max ? max_f64 : add_f64)(sums->d, from, at, n);
-    else if (c->send_type == LEV_F32)
-      (r == 0 ? first_f32 : max ? max_f32 : add_f32)(sums->f, from, at, n);
-    else
-      (r == 0 ? first_bf16 : max ? max_bf16 : add_bf16)(sums->f, from, at, n);
+  if (c->send_type == LEV_F64) {
+    first_f64(sums->d, input(ops, 0), at, n);
+    for (int r = 1; r < size; ++r) (max ? max_f64 : add_f64)(sums->d, input(ops, r), at, n);
+  } else if (c->send_type == LEV_F32) {
+    first_f32(sums->f, input(ops, 0), at, n);
+    for (int r = 1; r < size; ++r) (max ? max_f32 : add_f32)(sums->f, input(ops, r), at, n);
+  } else {
+    first_bf16(sums->f, input(ops, 0), at, n);
+    for (int r = 1; r < size; ++r) (max ? max_bf16 : add_bf16)(sums->f, input(ops, r), at, n);
   }
 }
 

@@ -94,7 +94,7 @@ static void body_all_gather(lev_comm *comm, lev_stream *stream, void *ctx) {
       for (int in_place = 0; in_place < 2; ++in_place) {
         lev_dtype type = types[t];
         size_t elem = lev_dtype_bytes(type);
-        int64_t counts[MAX_RANKS], total = 0, mine = 0;
+        int64_t counts[MAX_RANKS] = {0}, total = 0, mine = 0;
         for (int r = 0; r < n; ++r) {
           if (r == rank) mine = total;
           counts[r] = count_of(which, r), total += counts[r];
@@ -127,7 +127,7 @@ static void body_reduce_scatter(lev_comm *comm, lev_stream *stream, void *ctx) {
     for (int p = 0; p < 6; ++p)
       for (int accumulate = 0; accumulate < 2; ++accumulate) {
         lev_dtype st = pairs[p][0], rt = pairs[p][1], arith = lev_dtype_arith(st);
-        int64_t counts[MAX_RANKS], total = 0, mine = 0;
+        int64_t counts[MAX_RANKS] = {0}, total = 0, mine = 0;
         for (int r = 0; r < n; ++r) {
           if (r == rank) mine = total;
           counts[r] = count_of(which, r), total += counts[r];
@@ -198,7 +198,7 @@ static void body_all_to_all(lev_comm *comm, lev_stream *stream, void *ctx) {
   int n = lev_comm_size(comm), rank = lev_comm_rank(comm);
   for (int which = 0; which < 4; ++which) {
     static const size_t row_bytes[3] = {8, 24, 2};
-    int64_t send_rows[MAX_RANKS], recv_rows[MAX_RANKS], sent = 0, received = 0;
+    int64_t send_rows[MAX_RANKS] = {0}, recv_rows[MAX_RANKS] = {0}, sent = 0, received = 0;
     for (int r = 0; r < n; ++r) {
       send_rows[r] = rows_of(which, rank, r), sent += send_rows[r];
       recv_rows[r] = rows_of(which, r, rank), received += recv_rows[r];
@@ -353,7 +353,7 @@ static void body_groups(lev_comm *world, lev_stream *stream, void *ctx) {
     row = again;
   }
   for (int repeat = 0; repeat < 20; ++repeat) { /* two communicators at once, on two streams */
-    int64_t a = rank + 1, b = rank + 1, c = rank + 1;
+    int64_t a = rank + 1, b = a, c = a;
     if (row) {
       T_EXPECT_OK(lev_comm_all_reduce(row, stream, &a, 1, LEV_I64, LEV_SUM));
       T_EXPECT_OK(lev_comm_all_reduce(column, other, &b, 1, LEV_I64, LEV_SUM));
@@ -386,6 +386,32 @@ T_TEST(runtime_comm_groups) {
   for (int size = 1; size <= MAX_RANKS && !t_failed(); ++size)
     for (uint64_t seed = 0; seed < 2; ++seed)
       run_world(size, 60, (lev_device_config){.jitter_seed = seed}, body_groups, NULL);
+}
+
+/* Subsets count the ranks of the communicator they are made from. */
+static void body_nested(lev_comm *world, lev_stream *stream, void *ctx) {
+  (void)ctx;
+  int rank = lev_comm_rank(world);
+  lev_comm *odd, *pair, *split, *part = NULL;
+  T_REQUIRE_OK(lev_comm_subset(world, rank % 2, 2, 4, &odd)); /* world ranks p, p + 2, p + 4, p + 6 */
+  T_REQUIRE_OK(lev_comm_subset(odd, lev_comm_rank(odd) % 2, 2, 2, &pair));
+  T_EXPECT_EQ_I64(lev_comm_rank(pair), rank / 4);
+  int64_t x = 1 << rank;
+  T_EXPECT_OK(lev_comm_all_reduce(pair, stream, &x, 1, LEV_I64, LEV_SUM));
+  T_EXPECT_OK(lev_stream_sync(stream));
+  T_EXPECT_EQ_I64(x, 1 << rank | 1 << (rank ^ 4));
+  T_EXPECT_STATUS(lev_comm_subset(pair, 0, 1, 3, &part), LEV_ERR_ARG);
+  /* 0 1 3 7 are not evenly spaced, and neither are 6 5 4 2 in this order. */
+  bool low = rank == 0 || rank == 1 || rank == 3 || rank == 7;
+  T_REQUIRE_OK(lev_comm_split(world, low, low ? rank : -rank, &split));
+  T_EXPECT_STATUS(lev_comm_subset(split, 0, 1, 4, &part), LEV_ERR_UNSUPPORTED);
+  T_EXPECT(part == NULL);
+  lev_comm_destroy(split);
+  lev_comm_destroy(pair);
+  lev_comm_destroy(odd);
+}
+T_TEST(runtime_comm_nested_subsets) {
+  run_world(8, 60, (lev_device_config){0}, body_nested, NULL);
 }
 
 /* ---- control plane ---- */
@@ -455,7 +481,7 @@ T_TEST(runtime_comm_arguments) {
 
 static void program(lev_comm *comm, lev_stream *stream, char *memory) {
   int n = lev_comm_size(comm), rank = lev_comm_rank(comm);
-  int64_t counts[MAX_RANKS], send_rows[MAX_RANKS], recv_rows[MAX_RANKS];
+  int64_t counts[MAX_RANKS] = {0}, send_rows[MAX_RANKS] = {0}, recv_rows[MAX_RANKS] = {0};
   char *a = memory, *b = memory + 100000;
   for (int r = 0; r < n; ++r) {
     counts[r] = count_of(1, r);

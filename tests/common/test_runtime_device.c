@@ -186,8 +186,8 @@ T_TEST(runtime_event_marks) {
 static int64_t pingpong(lev_device_config config, int n, long producer_ms, long consumer_ms) {
   lev_device *device = open_device(config);
   if (!device) return -1;
-  lev_stream *producer, *consumer;
-  lev_event *filled[2], *freed[2];
+  lev_stream *producer = NULL, *consumer = NULL;
+  lev_event *filled[2] = {0}, *freed[2] = {0};
   int64_t source[64], slot[2] = {-1000, -1000}, sum[65] = {0};
   lev_status st = lev_stream_create(device, "producer", &producer);
   if (st == LEV_OK) st = lev_stream_create(device, "consumer", &consumer);
@@ -206,9 +206,10 @@ static int64_t pingpong(lev_device_config config, int n, long producer_ms, long 
     if (st == LEV_OK) st = LEV_LAUNCH(consumer, &move, out);
     if (st == LEV_OK) st = lev_event_record(freed[s], consumer);
   }
-  T_EXPECT_OK(st);
-  T_EXPECT_OK(lev_stream_sync(consumer));
-  T_EXPECT_OK(lev_stream_sync(producer));
+  if (T_EXPECT_OK(st)) {
+    T_EXPECT_OK(lev_stream_sync(consumer));
+    T_EXPECT_OK(lev_stream_sync(producer));
+  }
   int64_t wrong = 0;
   for (int i = 0; i < n; ++i) wrong += sum[i] != 100 + 2 * i;
   lev_device_close(device);
