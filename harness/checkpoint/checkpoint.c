@@ -265,22 +265,21 @@ lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev
     st = all ? LEV_OK : LEV_ERR_NOMEM;
   }
   st = lev_comm_agree(c->world, st);
-  for (int i = 0; st == LEV_OK && all; ++i) { /* rank 0's list decides, so that all ranks try the same ones */
+  bool trying = st == LEV_OK && all;
+  for (int i = 0; trying; ++i) { /* rank 0's list decides, so that all ranks try the same ones */
     int64_t candidate = i < n_steps ? steps[i] : 0;
     st = lev_comm_host_all_gather(c->world, &candidate, all, sizeof candidate);
-    if (st != LEV_OK) break;
-    if (all[0] == 0) { /* the end of the list: nothing to resume, or nothing whole */
-      if (i > 0)
-        st = lev_fail(LEV_ERR_FORMAT,
-                      "none of the %d checkpoints in %s is whole; move them away, or start over with "
-                      "--checkpoint.resume=false",
-                      i, c->folder);
-      break;
-    }
+    if (st == LEV_OK && all[0] == 0 && i > 0)
+      st = lev_fail(LEV_ERR_FORMAT,
+                    "none of the %d checkpoints in %s is whole; move them away, or start over with "
+                    "--checkpoint.resume=false",
+                    i, c->folder);
+    if (st != LEV_OK || all[0] == 0) break; /* the end of the list: nothing to resume, or nothing whole */
     st = load_step(c, all[0], pieces, n);
     if (st == LEV_OK) *step = all[0];
-    if (st == LEV_OK || (st != LEV_ERR_IO && st != LEV_ERR_FORMAT)) break;
-    lev_log(LEV_LOG_WARN, LEV_SYS_IO, "checkpoint of step %lld passed over: %s", (long long)all[0], lev_detail());
+    trying = st == LEV_ERR_IO || st == LEV_ERR_FORMAT;
+    if (trying)
+      lev_log(LEV_LOG_WARN, LEV_SYS_IO, "checkpoint of step %lld passed over: %s", (long long)all[0], lev_detail());
   }
   lev_free(steps);
   lev_free(all);

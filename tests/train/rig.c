@@ -11,6 +11,22 @@
 #include "tests/t.h"
 #include "tests/train/tokens.h"
 
+void rig_config(lev_config *config) {
+  lev_config_defaults(config);
+  T_EXPECT_OK(lev_config_parse(config,
+                               "[model]\ndtype = 'f64'\nvocab_size = 61\nhidden_size = 24\nnum_hidden_layers = 3\n"
+                               "num_attention_heads = 4\nnum_key_value_heads = 2\nhead_dim = 8\nnum_experts = 10\n"
+                               "num_experts_per_tok = 3\nmoe_intermediate_size = 12\nqk_norm = 'full'\n"
+                               "initializer_range = 0.3\n"
+                               "[train]\nsteps = 4\ncontext = 53\nglobal_batch = 2\n"
+                               "[optimizer]\nlr = 0.01\n"
+                               "[memory]\nllep_chunk_rows = 40\nllep_min_rows = 2\nllep_gate = 1.1\n"
+                               "rdtp_tile_rows = 7\nrdtp_tile_cols = 9\nsco_keep_attention = true\n"
+                               "oadamw_bucket = 257\nattention_block_q = 8\nattention_block_k = 8\n"
+                               "embed_tile_tokens = 5\n",
+                               "rig"));
+}
+
 typedef struct rig {
   const rig_options *o;
   rig_result *result;
