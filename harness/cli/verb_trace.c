@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* levee trace: where the bytes of a run were, from its trace file. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/cli/verbs.h"
+#include "harness/report/trace_report.h"
+
+static const char help[] =
+    "levee trace RUN [options]: timeline of bytes by tag, from RUN/trace.rank<r>.jsonl and RUN/memory.json\n"
+    "  --rank R       this rank; default: the one with the largest device plan\n"
+    "  --phases       a row for every occurrence of a phase, in order; default: one row per phase name\n"
+    "  --output FILE  where the page goes; default RUN/trace.html\n"
+    "  --json         the numbers behind the page on stdout; no table, no page\n";
+
+typedef struct trace_options {
+  const char *run, *output;
+  int rank;
+  bool phases, json;
+} trace_options;
+
+/* The value of "--name=value" or "--name value"; NULL when argv[*i] is something else. */
+static const char *value_of(const char *name, int argc, char **argv, int *i) {
+  size_t length = strlen(name);
+  if (strncmp(argv[*i], name, length) != 0) return NULL;
+  if (argv[*i][length] == '=') return argv[*i] + length + 1;
+  if (argv[*i][length] != '\0' || *i + 1 >= argc) return NULL;
+  return argv[++*i];
+}
+
+static lev_status parse(int argc, char **argv, trace_options *o) {
+  for (int i = 0; i < argc; ++i) {
+    const char *v;
+    char *end;
+    if (strcmp(argv[i], "--phases") == 0) {
+      o->phases = true;
+    } else if (strcmp(argv[i], "--json") == 0) {
+      o->json = true;
+    } else if ((v = value_of("--output", argc, argv, &i))) {
+      o->output = v;
+    } else if ((v = value_of("--rank", argc, argv, &i))) {
+      long rank = strtol(v, &end, 10);
+      if (end == v || *end != '\0' || rank < 0 || rank > 1000000)
+        return lev_fail(LEV_ERR_ARG, "--rank \"%.40s\" is no rank number", v);
+      o->rank = (int)rank;
+    } else if (argv[i][0] == '-' || o->run) {
+      return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee trace --help", argv[i]);
+    } else {
+      o->run = argv[i];
+    }
+  }
+  return o->run ? LEV_OK : lev_fail(LEV_ERR_ARG, "expected a run folder; see levee trace --help");
+}
+
+static lev_status print_json(const lev_timeline *timeline) {
+  json_t *root = lev_trace_json(timeline, 1000);
+  if (!root) return lev_fail(LEV_ERR_NOMEM, "no memory for the JSON text");
+  int failed = json_dumpf(root, stdout, JSON_COMPACT);
+  json_decref(root);
+  if (failed || putchar('\n') == EOF || fflush(stdout) != 0)
+    return lev_fail(LEV_ERR_IO, "cannot write the JSON text: %s", strerror(errno));
+  return LEV_OK;
+}
+
+static lev_status show(const trace_options *o, const lev_timeline *timeline) {
+  char path[1024], title[512];
+  size_t length = strlen(o->run);
+  while (length > 1 && o->run[length - 1] == '/') --length;
+  snprintf(title, sizeof title, "%.*s", length < 500 ? (int)length : 500, o->run);
+  snprintf(path, sizeof path, "%.*s/trace.html", length < 1000 ? (int)length : 1000, o->run);
+  if (o->json) return print_json(timeline);
+  const char *page = o->output ? o->output : path;
+  LEV_TRY(lev_trace_table(timeline, o->phases, stdout));
+  LEV_TRY(lev_trace_page(timeline, title, page));
+  printf("page: %s\n", page);
+  return fflush(stdout) == 0 ? LEV_OK : lev_fail(LEV_ERR_IO, "cannot write: %s", strerror(errno));
+}
+
+int lev_verb_trace(int argc, char **argv) {
+  trace_options options = {.rank = -1};
+  lev_timeline *timeline = NULL;
+  if (argc > 0 && strcmp(argv[0], "--help") == 0) {
+    fputs(help, stdout);
+    return 0;
+  }
+  lev_status st = parse(argc, argv, &options);
+  if (st == LEV_OK) st = lev_timeline_read(options.run, options.rank, &timeline);
+  if (st == LEV_OK) st = show(&options, timeline);
+  lev_timeline_destroy(timeline);
+  return st == LEV_OK ? 0 : lev_verb_failed("trace", st);
+}
