@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/dims.h"
 #include "common/hostmem.h"
@@ -177,6 +178,27 @@ lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t step, const lev_
     if (cleaned != LEV_OK) lev_log(LEV_LOG_WARN, LEV_SYS_IO, "%s", lev_detail());
   }
   return st;
+}
+
+/* ---- starting over ---- */
+
+static lev_status set_aside(const lev_checkpoint *c) {
+  int64_t *steps;
+  int n;
+  char aside[PATH_MAX_BYTES];
+  LEV_TRY(list_steps(c->folder, &steps, &n));
+  lev_free(steps);
+  if (n == 0) return LEV_OK;
+  for (int i = 1;; ++i) {
+    snprintf(aside, sizeof aside, "%.900s.%d", c->folder, i);
+    if (access(aside, F_OK) != 0) break;
+  }
+  lev_log(LEV_LOG_WARN, LEV_SYS_IO, "starting over: earlier checkpoints are now in %s", aside);
+  return lev_rename(c->folder, aside, c->fault);
+}
+
+lev_status lev_checkpoint_set_aside(const lev_checkpoint *c) {
+  return lev_comm_agree(c->world, lev_comm_rank(c->world) == 0 ? set_aside(c) : LEV_OK);
 }
 
 /* ---- loading ---- */

@@ -43,5 +43,8 @@ LEV_MUST_CHECK lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t s
  * belongs to another model or layout), LEV_ERR_FORMAT (there are some, but none is whole), LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces,
                                               int n);
+/* Starting over: renames a folder that holds checkpoints to FOLDER.1 (or .2, ...), so that they neither count as newer
+ * than the new run's nor get lost. Collective. Errors: LEV_ERR_IO. */
+LEV_MUST_CHECK lev_status lev_checkpoint_set_aside(const lev_checkpoint *c);
 
 #endif

@@ -35,7 +35,9 @@ static void usage(FILE *out) {
         out);
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; ++i)
     fprintf(out, "  levee %-9s %s\n                    %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
-  fputs("  levee --help-all  every setting with its default\n  levee --version\n", out);
+  fputs("  levee --help-all  every setting with its default; --print-config after CONFIG.toml shows the resolved "
+        "ones\n  levee --version\n",
+        out);
 }
 
 /* Warnings and errors of the library, on stderr. */

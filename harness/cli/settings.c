@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/cli/settings.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 lev_status lev_settings(lev_config *config, int *argc, char **argv) {
   lev_config_defaults(config);
   if (*argc < 1 || argv[0][0] == '-') return lev_fail(LEV_ERR_ARG, "expected CONFIG.toml as the first argument");
@@ -8,5 +11,10 @@ lev_status lev_settings(lev_config *config, int *argc, char **argv) {
   --*argc;
   for (int i = 0; i < *argc; ++i) argv[i] = argv[i + 1];
   LEV_TRY(lev_config_arguments(config, argc, argv));
-  return lev_config_validate(config);
+  LEV_TRY(lev_config_validate(config));
+  if (*argc == 1 && strcmp(argv[0], "--print-config") == 0) { /* any verb: show what was resolved, do nothing */
+    lev_config_print(config, stdout);
+    exit(0);
+  }
+  return LEV_OK;
 }

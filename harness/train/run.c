@@ -111,7 +111,8 @@ static lev_status restore(rank_run *rr, int64_t *step) {
   rr->checkpoint = (lev_checkpoint){
       .folder = rr->folder, .world = rr->world, .digest = rr->digest, .keep = c->checkpoint.keep_latest_k};
   LEV_TRY(lev_rank_init_weights(rr->rank));
-  if (!c->checkpoint.enable || !c->checkpoint.resume) return LEV_OK;
+  if (!c->checkpoint.enable) return LEV_OK;
+  if (!c->checkpoint.resume) return lev_checkpoint_set_aside(&rr->checkpoint);
   LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
   lev_status st = lev_checkpoint_load(&rr->checkpoint, step, pieces, n);
   lev_free(pieces);

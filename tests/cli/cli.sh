@@ -1,0 +1,165 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The command as scripts use it: exit codes, short errors, files of a run, plan = run, resume after kill -9.
+# LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
+set -u
+levee=${LEVEE:-build/levee}
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# check NAME COMMAND...: counts whether the command succeeds.
+check() {
+  name=$1
+  shift
+  echo "- $name"
+  if "$@" > "$work/log" 2>&1; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "  FAILED: $*"
+    sed 's/^/  | /' "$work/log" | tail -15
+  fi
+}
+# expect_exit CODE COMMAND...: the exit code, and at most 3 lines on stderr.
+expect_exit() {
+  want=$1
+  shift
+  "$@" > "$work/out" 2> "$work/err"
+  got=$?
+  cat "$work/err"
+  [ "$got" = "$want" ] && [ "$(wc -l < "$work/err")" -le 3 ]
+}
+json() { python3 -c "import json,sys; $1" "$@"; }
+
+cat > "$work/tiny.toml" <<TOML
+[model]
+name = "tiny"
+vocab_size = 257
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 32
+[data]
+train = "$work/t.train"
+valid = "$work/t.valid"
+[train]
+steps = 12
+context = 128
+eval_interval = 5
+[optimizer]
+name = "muon"
+lr = 1e-2
+[lr_scheduler]
+warmup_steps = 2
+[parallel]
+ranks = 2
+[memory]
+sco_keep_attention = true
+[checkpoint]
+interval = 2
+TOML
+i=0
+while [ $i -lt 400 ]; do
+  echo "line $i of a small text, whose words repeat and repeat: levee, budget, $((i * 7919 % 1000))"
+  i=$((i + 1))
+done > "$work/text.txt"
+
+check "tokenize bytes" "$levee" tokenize "$work/text.txt" --output "$work/t" --holdout 0.1
+check "usage error" expect_exit 1 "$levee" frobnicate
+check "help" "$levee" --help
+check "every setting has help" "$levee" --help-all
+check "missing file" expect_exit 8 "$levee" train "$work/none.toml"
+check "unknown key names the nearest" sh -c "'$levee' plan '$work/tiny.toml' --train.stps=3 2>&1 | grep -q 'train.steps'"
+check "unknown key exit code" expect_exit 2 "$levee" plan "$work/tiny.toml" --train.stps=3
+check "value out of range" expect_exit 2 "$levee" plan "$work/tiny.toml" --memory.sco_fraction=1.5
+check "groups must divide" expect_exit 2 "$levee" plan "$work/tiny.toml" --parallel.context=3
+check "plan without limits" expect_exit 0 "$levee" plan "$work/tiny.toml" --json
+check "plan over a limit" expect_exit 3 "$levee" plan "$work/tiny.toml" --memory.device_memory=64KiB
+check "plan over a limit, JSON" sh -c "'$levee' plan '$work/tiny.toml' --memory.device_memory=64KiB --json > '$work/p.json'; [ \$? = 3 ] && python3 -m json.tool '$work/p.json' > /dev/null"
+check "missing tokens" expect_exit 8 "$levee" train "$work/tiny.toml" --data.train="$work/nothing" --run.folder="$work/x"
+
+run() { "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.resume=true; }
+check "train" run "$work/a"
+check "metrics lines" python3 - "$work/a" <<'PY'
+import json, sys
+rows = [json.loads(l) for l in open(sys.argv[1] + '/metrics.jsonl')]
+steps = [r for r in rows if 'loss' in r]
+vals = [r for r in rows if 'val_loss' in r]
+assert [r['step'] for r in steps] == list(range(1, 13)), steps
+assert all(k in r for r in steps for k in ('grad_norm', 'tokens_per_second', 'step_seconds', 'max_vio', 'chunks'))
+assert [r['step'] for r in vals] == [5, 10, 12] and not any('loss' in r for r in vals)
+assert steps[-1]['loss'] < steps[0]['loss']
+PY
+check "memory.json: planned = measured, and the plan says the same" sh -c "'$levee' plan '$work/tiny.toml' --json --all-ranks > '$work/plan.json' && python3 - '$work' <<'PY'
+import json, sys
+run = json.load(open(sys.argv[1] + '/a/memory.json'))
+plan = json.load(open(sys.argv[1] + '/plan.json'))
+assert run['ranks'] == plan['ranks'] == 2 and len(run['per_rank']) == len(plan['per_rank']) == 2
+for r, p in zip(run['per_rank'], plan['per_rank']):
+    for cls in ('device', 'pinned', 'host'):
+        assert r[cls]['planned_bytes'] == r[cls]['peak_bytes'] == p[cls]['planned_bytes'] > 0, cls
+        assert 'peak_bytes' not in p[cls]
+        assert set(r[cls]['tags']) == set(p[cls]['tags'])
+        for t, v in r[cls]['tags'].items():
+            assert v['planned_bytes'] == v['peak_bytes'] == p[cls]['tags'][t]['planned_bytes'], t
+assert run['heap']['peak_bytes'] < run['heap']['cap_bytes']
+PY"
+
+# Resume: killed at some moment of the run, then the same command again.
+same_run() {
+  python3 - "$work/a" "$1" <<'PY'
+import json, sys
+def steps(folder):
+    out = {}
+    for line in open(folder + '/metrics.jsonl'):
+        try: r = json.loads(line)
+        except ValueError: continue   # the line being written at the kill
+        key = ('val', r['step']) if 'val_loss' in r else r['step']
+        out[key] = {k: v for k, v in r.items() if k not in ('tokens_per_second', 'step_seconds', 'tflops', 'val_seconds')}
+    return out
+a, b = steps(sys.argv[1]), steps(sys.argv[2])
+assert a == b, [(k, a.get(k), b.get(k)) for k in a if a.get(k) != b.get(k)][:2]
+PY
+  for f in "$work/a/checkpoints/step-00000012/"*.safetensors; do
+    cmp "$f" "$1/checkpoints/step-00000012/$(basename "$f")" || return 1
+  done
+}
+killed_and_resumed() {
+  "$levee" train "$work/tiny.toml" --run.folder="$1" > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "^step $2/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+  kill -9 $pid 2>/dev/null
+  wait $pid 2>/dev/null
+  run "$1" && same_run "$1"
+}
+check "resume after kill -9 at step 1 = uninterrupted" killed_and_resumed "$work/k1" 1
+check "resume after kill -9 at step 5 = uninterrupted" killed_and_resumed "$work/k5" 5
+check "resume after kill -9 at step 9 = uninterrupted" killed_and_resumed "$work/k9" 9
+stopped_and_resumed() {
+  "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.interval=0 > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "^step 3/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+  kill -TERM $pid
+  wait $pid || return 1
+  ls "$1/checkpoints" | grep -q step- || return 1
+  run "$1" && same_run "$1"
+}
+check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work/term"
+check "another model in the same folder is refused" expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64
+check "start over" "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2
+check "settings print and read back" sh -c "'$levee' plan '$work/tiny.toml' --print-config > '$work/full.toml' && '$levee' plan '$work/full.toml' --print-config | cmp - '$work/full.toml'"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]
