@@ -40,6 +40,7 @@
   O(model, qk_norm, QK_NORM, 0, 0, 0, "RMS norm of q and k: over the whole projection (OLMoE: full) or per head (Qwen3: head)") \
   O(model, rms_norm_eps, REAL, 1e-5, 0, 1, "epsilon of all RMS norms")                                                 \
   O(model, rope_theta, REAL, 10000, 1, 1e12, "base of the rotary embedding")                                           \
+  O(model, tie_word_embeddings, BOOL, 0, 0, 0, "the embedding table is the output head too")                           \
   O(model, initializer_range, REAL, 0.02, 0, 10, "standard deviation of first weights (truncated at 3 sigma)")        \
   O(model, balance, BALANCE, 0, 0, 0, "load balancing of experts")                                                     \
   O(model, router_aux_loss_coef, REAL, 0.01, 0, 1e6, "weight of the Switch balance loss")                              \

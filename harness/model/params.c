@@ -145,6 +145,7 @@ static void build_tensors(lev_params *p) {
   add_unit(p, LEV_UNIT_NORM, -1);
   lev_tensor *t = add_tensor(&b, LEV_PARAM_NORM, LEV_W_FINAL_NORM, p->n_units - 1, p->model.hidden, 1);
   snprintf(t->name, sizeof t->name, "model.norm.weight");
+  if (p->model.tied) return;
   add_unit(p, LEV_UNIT_HEAD, -1);
   add_vocab(&b, LEV_PARAM_HEAD, LEV_W_HEAD, p->n_units - 1, "lm_head.weight");
 }
@@ -269,7 +270,7 @@ static void count_parameters(lev_params *p) {
   if (m->qk_norm == LEV_QK_NORM_FULL) norms += (m->heads + m->kv_heads) * m->head_dim;
   if (m->qk_norm == LEV_QK_NORM_HEAD) norms += 2 * m->head_dim;
   int64_t common = attention + norms + m->experts * m->hidden, expert = 3 * m->inter * m->hidden;
-  p->total = m->layers * (common + m->experts * expert) + 2 * m->vocab * m->hidden + m->hidden;
+  p->total = m->layers * (common + m->experts * expert) + (m->tied ? 1 : 2) * m->vocab * m->hidden + m->hidden;
   p->active = m->layers * (common + m->top_k * expert) + m->vocab * m->hidden + m->hidden;
 }
 
@@ -323,10 +324,10 @@ int lev_unit_experts(const lev_params *p, int layer) {
   return 2 + 2 * layer;
 }
 int lev_unit_final_norm(const lev_params *p) {
-  return p->n_units - 2;
+  return p->n_units - (p->model.tied ? 1 : 2);
 }
 int lev_unit_head(const lev_params *p) {
-  return p->n_units - 1;
+  return p->model.tied ? lev_unit_embed(p) : p->n_units - 1;
 }
 
 int64_t lev_params_largest(const lev_params *p, lev_unit_kind kind) {

@@ -26,6 +26,7 @@ typedef enum lev_qk_norm { LEV_QK_NORM_NONE, LEV_QK_NORM_FULL, LEV_QK_NORM_HEAD 
 typedef struct lev_model {
   lev_dtype dtype; /* of weights and hidden states */
   int64_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, inter;
+  bool tied;           /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
   bool norm_topk;      /* divide the chosen probabilities by their sum */
   lev_qk_norm qk_norm; /* FULL: RMS over the whole projection (OLMoE); HEAD: per head (Qwen3) */
   double norm_eps, rope_theta, init_std;
@@ -110,7 +111,7 @@ typedef struct lev_params {
   lev_layout layout;
   lev_tensor *tensors;
   int n_tensors;
-  lev_unit *units; /* embed, (dense, experts) per layer, final norm, head */
+  lev_unit *units; /* embed, (dense, experts) per layer, final norm, head unless tied */
   int n_units;
   lev_piece *pieces; /* in flat-shard order */
   int n_pieces;
@@ -129,7 +130,7 @@ int lev_unit_embed(const lev_params *params);
 int lev_unit_dense(const lev_params *params, int layer);
 int lev_unit_experts(const lev_params *params, int layer);
 int lev_unit_final_norm(const lev_params *params);
-int lev_unit_head(const lev_params *params);
+int lev_unit_head(const lev_params *params); /* the embedding unit when tied */
 /* Largest number of elements over the units of a kind. */
 int64_t lev_params_largest(const lev_params *params, lev_unit_kind kind);
 

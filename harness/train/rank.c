@@ -33,6 +33,7 @@ lev_model lev_model_of(const lev_config *c) {
                      .experts = c->model.num_experts,
                      .top_k = c->model.num_experts_per_tok,
                      .inter = c->model.moe_intermediate_size,
+                     .tied = c->model.tie_word_embeddings,
                      .norm_topk = c->model.norm_topk_prob,
                      .qk_norm = (lev_qk_norm)c->model.qk_norm,
                      .norm_eps = c->model.rms_norm_eps,

@@ -68,14 +68,32 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
   const lev_config *c = rank->config;
   const lev_model *m = &rank->params->model;
   const lev_layout *l = &rank->params->layout;
-  char text[1024];
-  int length = snprintf(
-      text, sizeof text,
-      "%d %lld %lld %lld %lld %lld %lld %lld %lld %lld %d %d %a %a | %d %d %d %d | %d | %lld %lld %lld", (int)m->dtype,
-      (long long)m->vocab, (long long)m->hidden, (long long)m->layers, (long long)m->heads, (long long)m->kv_heads,
-      (long long)m->head_dim, (long long)m->experts, (long long)m->top_k, (long long)m->inter, (int)m->norm_topk,
-      (int)m->qk_norm, m->norm_eps, m->rope_theta, l->ranks, l->context, l->experts, l->vocab, (int)c->optimizer.name,
-      (long long)c->train.context, (long long)c->train.global_batch, (long long)c->debug.seed);
-  XXH128_hash_t h = XXH3_128bits(text, (size_t)length);
+  const double values[] = {m->dtype,
+                           (double)m->vocab,
+                           (double)m->hidden,
+                           (double)m->layers,
+                           (double)m->heads,
+                           (double)m->kv_heads,
+                           (double)m->head_dim,
+                           (double)m->experts,
+                           (double)m->top_k,
+                           (double)m->inter,
+                           m->tied,
+                           m->norm_topk,
+                           m->qk_norm,
+                           m->norm_eps,
+                           m->rope_theta,
+                           l->ranks,
+                           l->context,
+                           l->experts,
+                           l->vocab,
+                           c->optimizer.name,
+                           (double)c->train.context,
+                           (double)c->train.global_batch};
+  char text[2048];
+  size_t length = (size_t)snprintf(text, sizeof text, "%lld", (long long)c->debug.seed);
+  for (size_t i = 0; i < sizeof values / sizeof *values; ++i)
+    length += (size_t)snprintf(text + length, sizeof text - length, " %a", values[i]);
+  XXH128_hash_t h = XXH3_128bits(text, length);
   snprintf(hex, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
 }

@@ -34,12 +34,12 @@ static lev_status embed(lev_rank *rank, void *out) {
   return lev_weights_release(rank->weights, unit, rank->compute);
 }
 
-static lev_status embed_gradient(lev_rank *rank, bool first) {
+/* Adds the embedding's gradient; with a tied head `dw` already holds the head's share, else it is begun here. */
+static lev_status embed_gradient(lev_rank *rank, bool first, void *dw) {
   int unit = lev_unit_embed(rank->params);
   lev_blocks blocks;
-  void *dw;
   lev_ledger_phase(rank->ledger, "backward.embedding", -1);
-  LEV_TRY(lev_grads_begin(rank->weights, unit, rank->compute, first, &dw));
+  if (!rank->params->model.tied) LEV_TRY(lev_grads_begin(rank->weights, unit, rank->compute, first, &dw));
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(lev_rank_take(rank, embed_walk_step, rank->embed, &blocks));
   LEV_TRY(embed_plan_bind(rank->embed, EMBED_STEP, &blocks));
@@ -62,16 +62,17 @@ static lev_status final_norm(lev_rank *rank, void **out) {
   return LEV_LAUNCH(rank->compute, &lev_rmsnorm_kernel, args);
 }
 
-/* rank->hidden: the last layer's output in, d loss / d output out. Adds to sums: NLL, valid tokens, bad labels. */
-static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool first) {
+/* rank->hidden: the last layer's output in, d loss / d output out. Adds to sums: NLL, valid tokens, bad labels.
+ * *head_grad: the head's live gradient, which stays open until embed_gradient when the head is tied. */
+static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool first, void **head_grad) {
   const lev_model *m = &rank->params->model;
   int norm_unit = lev_unit_final_norm(rank->params), head_unit = lev_unit_head(rank->params);
   lev_blocks blocks;
   const void *w, *norm_w;
-  void *h, *dh, *dw, *dnorm;
+  void *h, *dh, *dnorm;
   lev_ledger_phase(rank->ledger, "loss", -1);
   LEV_TRY(lev_weights_get(rank->weights, head_unit, rank->compute, &w));
-  LEV_TRY(lev_grads_begin(rank->weights, head_unit, rank->compute, first, &dw));
+  LEV_TRY(lev_grads_begin(rank->weights, head_unit, rank->compute, first, head_grad));
   LEV_TRY(lev_grads_begin(rank->weights, norm_unit, rank->compute, first, &dnorm));
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(final_norm(rank, &h));
@@ -84,7 +85,7 @@ static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool firs
                     .labels = rank->labels,
                     .w = w,
                     .dh = dh,
-                    .dw = dw,
+                    .dw = *head_grad,
                     .sums = rank->sums + LEV_SUM_NLL,
                     .grad_scale = grad_scale};
   LEV_TRY(rdtp_step(rank->rdtp, &args, rank->compute));
@@ -102,7 +103,7 @@ static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool firs
   LEV_TRY(lev_rank_pop(rank));
   LEV_TRY(lev_weights_release(rank->weights, head_unit, rank->compute));
   LEV_TRY(lev_weights_release(rank->weights, norm_unit, rank->compute));
-  LEV_TRY(lev_grads_end(rank->weights, head_unit, rank->compute, first));
+  if (!m->tied) LEV_TRY(lev_grads_end(rank->weights, head_unit, rank->compute, first));
   return lev_grads_end(rank->weights, norm_unit, rank->compute, first);
 }
 
@@ -193,11 +194,12 @@ lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_
   LEV_TRY(clear_sums(rank));
   for (int micro = 0; micro < rank->micro_batches; ++micro) {
     bool first = micro == 0;
+    void *head_grad;
     LEV_TRY(lev_batch_load(rank, loader, first_sample, n, micro));
     LEV_TRY(forward(rank));
-    LEV_TRY(loss_and_gradient(rank, grad_scale, first));
+    LEV_TRY(loss_and_gradient(rank, grad_scale, first, &head_grad));
     for (int l = (int)rank->params->model.layers - 1; l >= 0; --l) LEV_TRY(lev_layer_backward(rank, l, first));
-    LEV_TRY(embed_gradient(rank, first));
+    LEV_TRY(embed_gradient(rank, first, head_grad));
   }
   LEV_TRY(lev_grads_join(rank->weights, rank->compute));
   lev_ledger_phase(rank->ledger, "grad_norm", -1);

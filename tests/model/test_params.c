@@ -29,13 +29,13 @@ static void mark(const lev_params *p, unsigned char **seen, int64_t *elements) {
   }
 }
 
-static void check_layout(int w, int d, int ep, int p_vocab, bool whole) {
+static void check_layout(const lev_model *m, int w, int d, int ep, int p_vocab, bool whole) {
   unsigned char *seen[512] = {0};
   int64_t elements[512] = {0}, total = 0, stored = 0, sum = 0;
   for (int r = 0; r < w; ++r) {
     lev_layout layout = {w, r, d, ep, p_vocab, whole};
     lev_params *p;
-    T_REQUIRE_OK(lev_params_create(&tiny, &layout, &p));
+    T_REQUIRE_OK(lev_params_create(m, &layout, &p));
     int64_t at = 0;
     for (int i = 0; i < p->n_pieces; ++i) { /* pieces tile the shard */
       T_EXPECT_EQ_I64(p->pieces[i].shard_offset, at);
@@ -57,12 +57,22 @@ static void check_layout(int w, int d, int ep, int p_vocab, bool whole) {
   for (int id = 0; id < 512; ++id) free(seen[id]);
 }
 
+enum { KINDS = 2 };
+static lev_model model_kind(int kind) {
+  lev_model m = tiny;
+  m.tied = kind == 1;
+  return m;
+}
+
 T_TEST(params_cover_the_model_once) {
   const int layouts[][4] = {{1, 1, 1, 1}, {2, 2, 2, 2}, {4, 4, 4, 4}, {4, 2, 2, 4}, {8, 4, 2, 4},
                             {6, 3, 2, 6}, {8, 2, 4, 8}, {5, 5, 5, 5}, {8, 1, 1, 1}, {7, 7, 7, 7}};
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts && !t_failed(); ++i)
     for (int whole = 0; whole < 2; ++whole)
-      check_layout(layouts[i][0], layouts[i][1], layouts[i][2], layouts[i][3], whole);
+      for (int kind = 0; kind < KINDS; ++kind) {
+        lev_model m = model_kind(kind);
+        check_layout(&m, layouts[i][0], layouts[i][1], layouts[i][2], layouts[i][3], whole);
+      }
 }
 
 T_TEST(params_even_shards) {
@@ -115,4 +125,17 @@ T_TEST(params_refuse_bad_shapes) {
   T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
   layout.context = 3;
   T_EXPECT_STATUS(lev_params_create(&tiny, &layout, &p), LEV_ERR_CONFIG);
+}
+
+T_TEST(params_tied_head_is_the_embedding) {
+  lev_params *apart, *tied;
+  lev_model m = model_kind(1);
+  T_REQUIRE_OK(lev_params_create(&tiny, &(lev_layout){1, 0, 1, 1, 1, false}, &apart));
+  T_REQUIRE_OK(lev_params_create(&m, &(lev_layout){1, 0, 1, 1, 1, false}, &tied));
+  T_EXPECT_EQ_I64(lev_unit_head(tied), lev_unit_embed(tied));
+  T_EXPECT_EQ_I64(apart->total - tied->total, tiny.vocab * tiny.hidden);
+  T_EXPECT_EQ_I64(apart->active, tied->active);
+  for (int i = 0; i < tied->n_tensors; ++i) T_EXPECT(strcmp(tied->tensors[i].name, "lm_head.weight") != 0);
+  lev_params_destroy(apart);
+  lev_params_destroy(tied);
 }

@@ -27,6 +27,18 @@ void rig_config(lev_config *config) {
                                "rig"));
 }
 
+static const struct {
+  const char *name, *text;
+} variants[] = {{"tied embeddings", "[model]\ntie_word_embeddings = true\n"}};
+
+const char *rig_variant(lev_config *config, int variant) {
+  if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
+  rig_config(config);
+  config->model.balance = LEV_BALANCE_NONE; /* its statistics are those of a micro-batch, which depends on the layout */
+  T_EXPECT_OK(lev_config_parse(config, variants[variant].text, "variant"));
+  return variants[variant].name;
+}
+
 typedef struct rig {
   const rig_options *o;
   rig_result *result;

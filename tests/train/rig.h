@@ -11,6 +11,10 @@ enum { RIG_TENSORS = 256 };
 /* Tiny f64 model and one step's settings; tests change what they vary. */
 void rig_config(lev_config *config);
 
+/* The same with one of the models beyond the plain form (tied embeddings, ...): variant 0, 1, ...; returns its name, or
+ * NULL past the last one. */
+const char *rig_variant(lev_config *config, int variant);
+
 /* What a run left behind; zero-initialised by rig_run. */
 typedef struct rig_result {
   double *gradient[RIG_TENSORS]; /* by tensor id, f64 [elements] */

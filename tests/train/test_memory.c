@@ -115,6 +115,16 @@ T_TEST(memory_dry_run_lists_the_events_of_the_run) {
   }
 }
 
+T_TEST(memory_dry_run_lists_the_events_of_every_variant) {
+  scene s = {.short_class = -1};
+  for (int v = 0; rig_variant(&s.config, v); ++v) {
+    s.config.parallel.ranks = 4, s.config.parallel.context = 2, s.config.parallel.experts = 2;
+    s.config.train.global_batch = 3;
+    s.config.debug.uniform_routing = true;
+    play(&s);
+  }
+}
+
 T_TEST(memory_dry_run_lists_the_events_of_the_demo) {
   scene s = {.short_class = -1};
   lev_config_defaults(&s.config);
