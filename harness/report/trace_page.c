@@ -9,11 +9,24 @@
 #include "harness/report/trace_report.h"
 #include "harness/report/trace_svg.h"
 
-enum { TEXT = LEV_TIMELINE_NAME + 24, PAGE_BUCKETS = 240 };
+enum { TEXT = LEV_TIMELINE_NAME + 24, PAGE_BUCKETS = 480 };
 
 #define GIB 1073741824.0
 
 /* ---- parts ---- */
+
+/* 1,234,567 */
+static void write_grouped(size_t value, FILE *out) {
+  char digits[24];
+  int n = snprintf(digits, sizeof digits, "%zu", value);
+  for (int i = 0; i < n; ++i) fprintf(out, i > 0 && (n - i) % 3 == 0 ? ",%c" : "%c", digits[i]);
+}
+
+static void write_cell(size_t value, FILE *out) {
+  fputs("<td>", out);
+  write_grouped(value, out);
+  fputs("</td>", out);
+}
 
 /* How a peak relates to its plan, in words. */
 static void write_verdict(const lev_timeline *t, size_t peak, size_t planned, bool exact, FILE *out) {
@@ -34,8 +47,9 @@ static void write_card(const lev_timeline *t, const char *name, size_t peak, siz
                        FILE *out) {
   char text[24];
   fprintf(out, "<div class=\"card\"><span class=\"name\">%s peak</span>", name);
-  fprintf(out, "<b id=\"peak-%s\" data-bytes=\"%zu\">%s</b>%zu bytes<br>", name, peak, lev_bytes_text(peak, text),
-          peak);
+  fprintf(out, "<b id=\"peak-%s\" data-bytes=\"%zu\">%s</b>", name, peak, lev_bytes_text(peak, text));
+  write_grouped(peak, out);
+  fputs(" bytes<br>", out);
   if (phase) {
     fputs("in ", out);
     lev_html_text(out, phase);
@@ -86,15 +100,30 @@ static void write_chip(const lev_timeline *t, const lev_timeline_tag *tag, FILE 
   lev_html_text(out, tag->name);
 }
 
-static void write_legend(const lev_timeline *t, lev_mem cls, const lev_timeline_tag **order, FILE *out) {
-  int n = sort_tags(t, cls, order);
+static void write_legend(const lev_timeline *t, int cls, const lev_timeline_tag **order, FILE *out) {
+  char colour[LEV_SVG_TEXT];
+  int n = cls < LEV_MEM_CLASSES ? sort_tags(t, (lev_mem)cls, order) : 0;
   fputs("<div class=\"legend\">", out);
   for (int i = 0; i < n; ++i) {
     fputs("<span>", out);
     write_chip(t, order[i], out);
     fputs("</span>", out);
   }
+  for (int c = 0; c < LEV_MEM_CLASSES && cls == LEV_MEM_CLASSES; ++c)
+    if (t->classes[c].peak > 0)
+      fprintf(out, "<span><i class=\"chip\" style=\"background:%s\"></i>%s</span>",
+              lev_class_colour((lev_mem)c, colour), lev_mem_name((lev_mem)c));
   fputs("</div>\n", out);
+}
+
+/* Where what is always there hides the rest, the rest gets a chart of its own. */
+static bool needs_work_chart(const lev_timeline *t) {
+  size_t steady = 0, moving = 0;
+  for (int k = 0; k < t->n_tags; ++k) {
+    if (t->tags[k].cls != LEV_MEM_DEVICE) continue;
+    *(lev_tag_steady(&t->tags[k]) ? &steady : &moving) += t->tags[k].at_peak;
+  }
+  return moving > 0 && steady > moving;
 }
 
 static lev_status write_charts(const lev_timeline *t, const lev_samples *samples, const lev_timeline_tag **order,
@@ -106,10 +135,15 @@ static lev_status write_charts(const lev_timeline *t, const lev_samples *samples
     if (c < LEV_MEM_CLASSES)
       fprintf(out, "<h2>%s bytes by tag</h2>\n", lev_mem_name((lev_mem)c));
     else
-      fputs("<h2>All classes</h2>\n", out);
+      fputs("<h2>all bytes by class</h2>\n", out);
     lev_chart chart = {.timeline = t, .samples = samples, .cls = c, .height = heights[c]};
     LEV_TRY(lev_chart_write(&chart, out));
-    if (c < LEV_MEM_CLASSES) write_legend(t, (lev_mem)c, order, out);
+    write_legend(t, c, order, out);
+    if (c != LEV_MEM_DEVICE || !needs_work_chart(t)) continue;
+    fputs("<h2>device bytes that come and go</h2>\n", out);
+    chart.work = true, chart.height = 260;
+    LEV_TRY(lev_chart_write(&chart, out));
+    fputs("<p>Without what is live nearly all the time; the line is what the plan leaves for the rest.</p>\n", out);
   }
   return LEV_OK;
 }
@@ -124,14 +158,18 @@ static void write_live_set(const lev_timeline *t, lev_mem cls, const lev_timelin
   for (int i = 0; i < n; ++i) {
     fputs("<tr><td>", out);
     write_chip(t, order[i], out);
-    fprintf(out, "</td><td>%zu</td><td>%.6f</td><td>%.1f %%</td><td>%zu</td>", order[i]->at_peak,
-            (double)order[i]->at_peak / GIB, 100.0 * (double)order[i]->at_peak / (double)peak, order[i]->peak);
-    if (t->has_plan) fprintf(out, "<td>%zu</td>", order[i]->planned);
+    fputs("</td>", out);
+    write_cell(order[i]->at_peak, out);
+    fprintf(out, "<td>%.6f</td><td>%.1f %%</td>", (double)order[i]->at_peak / GIB,
+            100.0 * (double)order[i]->at_peak / (double)peak);
+    write_cell(order[i]->peak, out);
+    if (t->has_plan) write_cell(order[i]->planned, out);
     fputs("</tr>\n", out);
   }
-  fprintf(out, "<tr class=\"sum\"><td>together</td><td>%zu</td><td>%.6f</td><td>100 %%</td><td></td>", peak,
-          (double)peak / GIB);
-  if (t->has_plan) fprintf(out, "<td>%zu</td>", t->classes[cls].planned);
+  fputs("<tr class=\"sum\"><td>together</td>", out);
+  write_cell(peak, out);
+  fprintf(out, "<td>%.6f</td><td>100 %%</td><td></td>", (double)peak / GIB);
+  if (t->has_plan) write_cell(t->classes[cls].planned, out);
   fputs("</tr></table>\n", out);
 }
 

@@ -11,7 +11,7 @@
 /* Plot area inside the view box, in SVG units. */
 #define LEFT 78.0
 #define RIGHT 1192.0
-#define TOP 26.0
+#define TOP 42.0
 #define STRIP_TOP 4.0
 #define STRIP_HEIGHT 14.0
 #define VIEW_WIDTH 1200.0
@@ -68,6 +68,10 @@ char *lev_class_colour(lev_mem cls, char *text) {
 
 /* ---- series ---- */
 
+bool lev_tag_steady(const lev_timeline_tag *tag) {
+  return tag->steady > 0.9;
+}
+
 /* One stacked area: a tag, or a class in the total chart. */
 typedef struct series {
   int tag, cls;
@@ -83,6 +87,8 @@ typedef struct plot {
   series *order;
   int n;
   double bottom, top_bytes;
+  size_t peak, planned;
+  int64_t peak_change;
   double *low, *high; /* y of the two edges of the current area, per sample */
   size_t *base;       /* bytes under it */
 } plot;
@@ -115,9 +121,9 @@ static void find_series(plot *p) {
   }
   for (int k = 0; k < p->t->n_tags; ++k) {
     const lev_timeline_tag *tag = &p->t->tags[k];
-    if (tag->cls != (lev_mem)cls || tag->peak == 0) continue;
+    if (tag->cls != (lev_mem)cls || tag->peak == 0 || (p->chart->work && lev_tag_steady(tag))) continue;
     series *s = &p->order[p->n++];
-    *s = (series){.tag = k, .cls = cls, .peak = tag->peak, .steady = tag->steady > 0.9};
+    *s = (series){.tag = k, .cls = cls, .peak = tag->peak, .steady = lev_tag_steady(tag)};
     memcpy(s->key, tag->name, sizeof s->key);
   }
   qsort(p->order, (size_t)p->n, sizeof *p->order, by_layer);
@@ -133,24 +139,40 @@ static bool differs(double a, double b) {
   return fabs(a - b) >= 0.05;
 }
 
-/* The area between the edges `low` and `high`: right along the upper one, back along the lower one. */
-static void write_path(const plot *p) {
-  const lev_samples *s = p->chart->samples;
-  double y = p->high[0];
-  fprintf(p->out, "M%.1f %.1f", x_of(p, 0), y);
-  for (int64_t j = 1; j < s->n; ++j) {
+/* Left end of sample j. */
+static double start_of(const plot *p, int64_t j) {
+  return j >= p->chart->samples->n ? RIGHT : j == 0 ? LEFT : x_of(p, p->chart->samples->change[j]);
+}
+
+/* The piece [a, b) of the area between the edges `low` and `high`: right along the upper one, back along the lower one.
+ */
+static void write_piece(const plot *p, int64_t a, int64_t b) {
+  double y = p->high[a];
+  fprintf(p->out, "M%.1f %.1f", start_of(p, a), y);
+  for (int64_t j = a + 1; j < b; ++j) {
     if (!differs(p->high[j], y)) continue;
     y = p->high[j];
-    fprintf(p->out, "H%.1fV%.1f", x_of(p, s->change[j]), y);
+    fprintf(p->out, "H%.1fV%.1f", start_of(p, j), y);
   }
-  y = p->low[s->n - 1];
-  fprintf(p->out, "H%.1fV%.1f", RIGHT, y);
-  for (int64_t j = s->n - 2; j >= 0; --j) {
+  y = p->low[b - 1];
+  fprintf(p->out, "H%.1fV%.1f", start_of(p, b), y);
+  for (int64_t j = b - 2; j >= a; --j) {
     if (!differs(p->low[j], y)) continue;
     y = p->low[j];
-    fprintf(p->out, "H%.1fV%.1f", x_of(p, s->change[j + 1]), y);
+    fprintf(p->out, "H%.1fV%.1f", start_of(p, j + 1), y);
   }
-  fprintf(p->out, "H%.1fZ", LEFT);
+  fprintf(p->out, "H%.1fZ", start_of(p, a));
+}
+
+/* One piece for each stretch in which there is something to see. */
+static void write_path(const plot *p) {
+  int64_t n = p->chart->samples->n;
+  for (int64_t a = 0, b; a < n; a = b) {
+    bool seen = differs(p->low[a], p->high[a]);
+    for (b = a + 1; b < n && differs(p->low[b], p->high[b]) == seen; ++b) {
+    }
+    if (seen) write_piece(p, a, b);
+  }
 }
 
 static void write_area(plot *p, const series *s) {
@@ -196,106 +218,138 @@ static void write_ticks(const plot *p) {
   }
 }
 
-static void write_strip(const plot *p, double x, double width, int shade, const char *label, const char *title) {
-  fprintf(p->out, "<rect class=\"phase p%d\" x=\"%.1f\" y=\"%.0f\" width=\"%.1f\" height=\"%.0f\"><title>", shade, x,
-          STRIP_TOP, width, STRIP_HEIGHT);
+static void write_strip(const plot *p, double y, double x, double width, int shade, const char *label,
+                        const char *title) {
+  fprintf(p->out, "<rect class=\"phase p%d\" x=\"%.1f\" y=\"%.0f\" width=\"%.1f\" height=\"%.0f\"><title>", shade, x, y,
+          width, STRIP_HEIGHT);
   lev_html_text(p->out, title);
   fputs("</title></rect>", p->out);
   if (width > 6.2 * (double)strlen(label)) {
-    fprintf(p->out, "<text class=\"name\" x=\"%.1f\" y=\"%.1f\">", x + width / 2, STRIP_TOP + STRIP_HEIGHT - 3.5);
+    fprintf(p->out, "<text class=\"name\" x=\"%.1f\" y=\"%.1f\">", x + width / 2, y + STRIP_HEIGHT - 3.5);
     lev_html_text(p->out, label);
     fputs("</text>", p->out);
   }
 }
 
-/* Phases of one name side by side count as one when they are too narrow to see. */
+static double phase_start(const plot *p, int64_t i) {
+  return i < p->t->n_phases ? x_of(p, p->t->phases[i].first) : RIGHT;
+}
+
+/* Upper strip: runs of phases of one name. Lower strip: each phase by its number; those too narrow to see share a box.
+ */
 static void write_phases(const plot *p) {
   const lev_timeline *t = p->t;
+  char first[TEXT], last[TEXT], title[2 * TEXT + 16], number[24];
   int shade = 0;
   for (int64_t i = 0, next; i < t->n_phases; i = next) {
-    char label[TEXT], last[TEXT], title[2 * TEXT + 16];
-    double x = x_of(p, t->phases[i].first), end = RIGHT;
-    next = i + 1;
-    while (next < t->n_phases) {
-      end = x_of(p, t->phases[next].first);
-      bool narrow = x_of(p, next + 1 < t->n_phases ? t->phases[next + 1].first : t->n_changes) - end < 8;
-      bool same = strcmp(t->phases[next].name, t->phases[i].name) == 0;
-      if (end - x >= 8 && !(same && narrow)) break;
-      if (end - x >= 1.5 && !same) break;
-      end = RIGHT, ++next;
-    }
-    if (end - x < 0.05) continue;
-    lev_timeline_phase_text(&t->phases[i], label);
+    for (next = i + 1; next < t->n_phases && strcmp(t->phases[next].name, t->phases[i].name) == 0;) ++next;
+    double x = phase_start(p, i), width = phase_start(p, next) - x;
+    if (width < 0.05) continue;
+    lev_timeline_phase_text(&t->phases[i], first);
     lev_timeline_phase_text(&t->phases[next - 1], last);
-    snprintf(title, sizeof title, next == i + 1 ? "%s" : "%s ... %s", label, last);
-    write_strip(p, x, end - x, shade, next == i + 1 ? label : t->phases[i].name, title);
+    snprintf(title, sizeof title, next == i + 1 ? "%s" : "%s ... %s", first, last);
+    write_strip(p, STRIP_TOP, x, width, shade, t->phases[i].name, title);
+    shade = 1 - shade;
+  }
+  for (int64_t i = 0, next; i < t->n_phases; i = next) {
+    double x = phase_start(p, i);
+    for (next = i + 1; next < t->n_phases && phase_start(p, next) - x < 2;) ++next;
+    double width = phase_start(p, next) - x;
+    if (width < 0.05) continue;
+    lev_timeline_phase_text(&t->phases[i], first);
+    lev_timeline_phase_text(&t->phases[next - 1], last);
+    snprintf(title, sizeof title, next == i + 1 ? "%s" : "%s ... %s", first, last);
+    snprintf(number, sizeof number, t->phases[i].index < 0 || next > i + 1 ? "" : "%lld",
+             (long long)t->phases[i].index);
+    write_strip(p, STRIP_TOP + STRIP_HEIGHT + 1, x, width, shade, number, title);
     fprintf(p->out, "<line class=\"edge\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.0f\" y2=\"%.0f\"/>\n", x, x, TOP, p->bottom);
     shade = 1 - shade;
   }
 }
 
-static void write_bound(const plot *p, size_t planned) {
+static void write_bound(const plot *p) {
   char bytes[24];
-  double y = y_of(p, (double)planned);
+  double y = y_of(p, (double)p->planned);
   fprintf(p->out, "<line class=\"bound\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" y2=\"%.1f\"><title>planned %zu bytes",
-          LEFT, RIGHT, y, y, planned);
+          LEFT, RIGHT, y, y, p->planned);
   fprintf(p->out, "</title></line><text class=\"boundtext\" x=\"%.0f\" y=\"%.1f\">planned %s</text>\n", RIGHT - 4,
-          y - 4, lev_bytes_text(planned, bytes));
+          y - 4, lev_bytes_text(p->planned, bytes));
 }
 
-static void write_peak(const plot *p, size_t peak, int64_t change) {
+static void write_peak(const plot *p) {
   char bytes[24];
-  if (change < 0) return;
-  double x = (x_of(p, change) + x_of(p, change + 1)) / 2, y = y_of(p, (double)peak);
+  if (p->peak_change < 0) return;
+  double x = (x_of(p, p->peak_change) + x_of(p, p->peak_change + 1)) / 2, y = y_of(p, (double)p->peak);
   bool right = x > LEFT + 200;
   fprintf(p->out, "<line class=\"peakline\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>", x, x, y, p->bottom);
   fprintf(p->out, "<circle class=\"peak\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>peak %zu bytes</title></circle>", x,
-          y, peak);
+          y, p->peak);
   fprintf(p->out, "<text class=\"peaktext\" text-anchor=\"%s\" x=\"%.1f\" y=\"%.1f\">peak %s</text>\n",
-          right ? "end" : "start", right ? x - 7 : x + 7, y - 4, lev_bytes_text(peak, bytes));
+          right ? "end" : "start", right ? x - 7 : x + 7, y - 4, lev_bytes_text(p->peak, bytes));
 }
 
-static void write_all(plot *p, size_t peak, size_t planned, int64_t peak_change) {
+/* Peak and plan of the chart. Of what comes and goes, the plan leaves what is not always there. */
+static void find_lines(plot *p) {
+  const lev_timeline *t = p->t;
+  if (p->chart->cls == LEV_MEM_CLASSES) {
+    p->peak = t->total_peak, p->peak_change = t->total_peak_change;
+    for (int c = 0; c < LEV_MEM_CLASSES; ++c) p->planned += t->classes[c].planned;
+    return;
+  }
+  const lev_timeline_class *c = &t->classes[p->chart->cls];
+  p->peak = c->peak, p->planned = c->planned, p->peak_change = c->peak_change;
+  for (int k = 0; k < t->n_tags && p->chart->work; ++k) {
+    if (t->tags[k].cls != (lev_mem)p->chart->cls || !lev_tag_steady(&t->tags[k])) continue;
+    p->peak -= t->tags[k].at_peak;
+    p->planned -= t->tags[k].at_peak < p->planned ? t->tags[k].at_peak : p->planned;
+  }
+}
+
+/* Highest sum of the chart's series, for the scale. */
+static size_t highest(const plot *p) {
+  size_t most = p->peak > p->planned ? p->peak : p->planned;
+  for (int64_t j = 0; j < p->chart->samples->n; ++j) {
+    size_t sum = 0;
+    for (int i = 0; i < p->n; ++i)
+      for (int k = 0; k < p->t->n_tags; ++k)
+        if (in_series(&p->order[i], p->t, k)) sum += p->chart->samples->live[j * p->t->n_tags + k];
+    if (sum > most) most = sum;
+  }
+  return most;
+}
+
+static void write_all(plot *p) {
   const char *name = p->chart->cls < LEV_MEM_CLASSES ? lev_mem_name((lev_mem)p->chart->cls) : "total";
-  double most = (double)(peak > planned ? peak : planned);
+  size_t most = highest(p);
   p->bottom = TOP + p->chart->height;
-  p->top_bytes = most > 0 ? most * 1.1 : 1;
-  fprintf(
-      p->out,
-      "<svg class=\"chart\" id=\"chart-%s\" data-class=\"%s\" data-left=\"%.0f\" data-right=\"%.0f\" "
-      "data-top=\"%.0f\" data-bottom=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s bytes by tag\">\n",
-      name, name, LEFT, RIGHT, TOP, p->bottom, VIEW_WIDTH, p->bottom + VIEW_BOTTOM, name);
+  p->top_bytes = most > 0 ? 1.1 * (double)most : 1;
+  fprintf(p->out, "<svg class=\"chart\" id=\"chart-%s%s\" data-class=\"%s\" data-left=\"%.0f\" data-right=\"%.0f\" ",
+          name, p->chart->work ? "-work" : "", name, LEFT, RIGHT);
+  fprintf(p->out, "viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s bytes by tag\">\n", VIEW_WIDTH,
+          p->bottom + VIEW_BOTTOM, name);
   write_ticks(p);
   for (int i = 0; i < p->n; ++i) write_area(p, &p->order[i]);
   write_phases(p);
-  if (p->t->has_plan && planned > 0) write_bound(p, planned);
-  write_peak(p, peak, peak_change);
+  if (p->t->has_plan && p->planned > 0) write_bound(p);
+  write_peak(p);
   fprintf(p->out, "<text class=\"tick\" x=\"%.0f\" y=\"%.1f\">recorded changes: %lld</text>\n", RIGHT, p->bottom + 14,
           (long long)p->t->n_changes);
-  fprintf(p->out, "<line class=\"cross\" x1=\"0\" x2=\"0\" y1=\"%.0f\" y2=\"%.0f\"/>", TOP, p->bottom);
-  fputs("</svg>\n", p->out);
+  fprintf(p->out, "<line class=\"cross\" x1=\"0\" x2=\"0\" y1=\"%.0f\" y2=\"%.0f\"/></svg>\n", TOP, p->bottom);
 }
 
 lev_status lev_chart_write(const lev_chart *chart, FILE *out) {
   const lev_timeline *t = chart->timeline;
   plot p = {.chart = chart, .t = t, .out = out};
-  size_t n = (size_t)chart->samples->n, peak = 0, planned = 0;
-  int64_t peak_change = t->total_peak_change;
+  size_t n = (size_t)chart->samples->n;
   p.order = lev_calloc(LEV_HEAP_REPORT, (size_t)t->n_tags + LEV_MEM_CLASSES, sizeof *p.order);
   p.low = lev_calloc(LEV_HEAP_REPORT, n, sizeof *p.low);
   p.high = lev_calloc(LEV_HEAP_REPORT, n, sizeof *p.high);
   p.base = lev_calloc(LEV_HEAP_REPORT, n, sizeof *p.base);
   bool ok = p.order && p.low && p.high && p.base;
-  if (chart->cls < LEV_MEM_CLASSES) {
-    const lev_timeline_class *c = &t->classes[chart->cls];
-    peak = c->peak, planned = c->planned, peak_change = c->peak_change;
-  } else {
-    peak = t->total_peak;
-    for (int c = 0; c < LEV_MEM_CLASSES; ++c) planned += t->classes[c].planned;
-  }
   if (ok) {
     find_series(&p);
-    write_all(&p, peak, planned, peak_change);
+    find_lines(&p);
+    write_all(&p);
   }
   lev_free(p.order);
   lev_free(p.low);

@@ -14,6 +14,7 @@ typedef struct lev_chart {
   const lev_timeline *timeline;
   const lev_samples *samples;
   int cls;
+  bool work;     /* only the tags that come and go */
   double height; /* of the plot, in SVG units; the width is fixed */
 } lev_chart;
 
@@ -21,6 +22,8 @@ typedef struct lev_chart {
  * phases as a strip on top. Errors: LEV_ERR_NOMEM; the caller checks `out` for write errors. */
 LEV_MUST_CHECK lev_status lev_chart_write(const lev_chart *chart, FILE *out);
 
+/* True for tags that are live nearly all the time. */
+bool lev_tag_steady(const lev_timeline_tag *tag);
 /* CSS colour of a tag (or class name): one hue per prefix, one lightness per part. Into LEV_SVG_TEXT bytes. */
 char *lev_tag_colour(const lev_timeline *timeline, int tag, char *text);
 char *lev_class_colour(lev_mem cls, char *text);
