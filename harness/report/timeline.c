@@ -22,8 +22,10 @@ static lev_status reserve(void **array, int64_t used, size_t element) {
   return LEV_OK;
 }
 
+/* A long name is cut, but never inside a UTF-8 character. */
 static void copy_name(char *out, const char *text) {
   size_t length = strnlen(text, LEV_TIMELINE_NAME - 1);
+  while (text[length] != '\0' && length > 0 && ((unsigned char)text[length] & 0xC0) == 0x80) --length;
   memcpy(out, text, length);
   out[length] = '\0';
 }
