@@ -65,7 +65,7 @@ static const char lev_trace_script[] =
     "'+s.change[j];\n"
     " all.slice(0,14).forEach(function(x){var "
     "tr=document.createElement('tr'),n=cell(tr,''),chip=document.createElement('i');\n"
-    "  var area=svg.querySelector('path[data-tag=\"'+x[0]+'\"]');chip.className='chip';\n"
+    "  var area=document.getElementById('chart-'+c).querySelector('path[data-tag=\"'+x[0]+'\"]');chip.className='chip';\n"
     "  "
     "if(area)chip.style.background=area.getAttribute('fill');n.appendChild(chip);n.appendChild(document.createTextNode("
     "x[0]));\n"
