@@ -37,6 +37,7 @@ LEV_CHOICES(CHOICE_TEXT)
 #define ROW_CHOICE(d, list) .kind = KIND_CHOICE, .integer = (d), .choices = choices_##list
 #define ROW_DTYPE(d, lo, hi) ROW_CHOICE(d, DTYPE)
 #define ROW_QK_NORM(d, lo, hi) ROW_CHOICE(d, QK_NORM)
+#define ROW_ROPE(d, lo, hi) ROW_CHOICE(d, ROPE)
 #define ROW_BALANCE(d, lo, hi) ROW_CHOICE(d, BALANCE)
 #define ROW_GRAD_DTYPE(d, lo, hi) ROW_CHOICE(d, GRAD_DTYPE)
 #define ROW_OPTIMIZER(d, lo, hi) ROW_CHOICE(d, OPTIMIZER)

@@ -29,6 +29,7 @@ typedef enum lev_device_choice { LEV_DEVICE_AUTO, LEV_DEVICE_CPU, LEV_DEVICE_CUD
 #define LEV_FIELD_TEXT(key) char key[LEV_TEXT_MAX]
 #define LEV_FIELD_DTYPE(key) int key
 #define LEV_FIELD_QK_NORM(key) int key
+#define LEV_FIELD_ROPE(key) int key
 #define LEV_FIELD_BALANCE(key) int key
 #define LEV_FIELD_GRAD_DTYPE(key) int key
 #define LEV_FIELD_OPTIMIZER(key) int key

@@ -12,6 +12,7 @@
 #define LEV_CHOICES(X)                                                                                                 \
   X(DTYPE, "f64|f32|bf16")                                                                                             \
   X(QK_NORM, "none|full|head")                                                                                         \
+  X(ROPE, "none|linear|yarn")                                                                                          \
   X(BALANCE, "switch|none")                                                                                            \
   X(GRAD_DTYPE, "auto|f32|bf16|f64")                                                                                   \
   X(OPTIMIZER, "adamw|muon")                                                                                           \
@@ -39,7 +40,17 @@
   O(model, norm_topk_prob, BOOL, 0, 0, 0, "divide the chosen probabilities by their sum (Qwen3; OLMoE does not)")     \
   O(model, qk_norm, QK_NORM, 0, 0, 0, "RMS norm of q and k: over the whole projection (OLMoE: full) or per head (Qwen3: head)") \
   O(model, rms_norm_eps, REAL, 1e-5, 0, 1, "epsilon of all RMS norms")                                                 \
+  O(model, clip_qkv, REAL, 0, 0, 1e30, "q, k and v clamped to this size after the norms; 0 = off")                     \
   O(model, rope_theta, REAL, 10000, 1, 1e12, "base of the rotary embedding")                                           \
+  O(model, rope_scaling, ROPE, 0, 0, 0, "of the rotary frequencies, for contexts longer than trained before")         \
+  O(model, rope_factor, REAL, 1, 1, 1e9, "linear, yarn: how many times longer")                                        \
+  O(model, rope_original_max_position, INT, 0, 0, 1LL << 40, "yarn: the context trained before")                       \
+  O(model, rope_beta_fast, REAL, 32, 0, 1e9, "yarn: pairs with more turns over that context keep their frequency")    \
+  O(model, rope_beta_slow, REAL, 1, 0, 1e9, "yarn: pairs with fewer turns are slowed by the whole factor")             \
+  O(model, rope_attention_factor, REAL, 0, 0, 1e9, "yarn: on cosine and sine; 0 = 0.1 ln(rope_factor) + 1")            \
+  O(model, sliding_window, INT, 0, 0, 1LL << 40, "keys that a query of a sliding-window layer sees; 0 = no such layers") \
+  O(model, max_window_layers, INT, 0, 0, 100000, "first layers that see everything (Qwen)")                            \
+  O(model, sliding_window_pattern, INT, 0, 0, 100000, "every n-th layer sees everything (Gemma); 0 = none")           \
   O(model, tie_word_embeddings, BOOL, 0, 0, 0, "the embedding table is the output head too")                           \
   O(model, initializer_range, REAL, 0.02, 0, 10, "standard deviation of first weights (truncated at 3 sigma)")        \
   O(model, balance, BALANCE, 0, 0, 0, "load balancing of experts")                                                     \

@@ -75,10 +75,9 @@ lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
   if (c->heads % c->kv_heads != 0)
     return lev_fail(LEV_ERR_CONFIG, "attention: %lld query heads are no multiple of %lld key heads",
                     (long long)c->heads, (long long)c->kv_heads);
-  if (c->block_q < 0 || c->block_k < 0 || c->window < 0 || !isfinite(c->scale))
-    return lev_fail(LEV_ERR_CONFIG,
-                    "attention: block %lld x %lld, window %lld, scale %g: must be finite and not negative",
-                    (long long)c->block_q, (long long)c->block_k, (long long)c->window, c->scale);
+  if (c->block_q < 0 || c->block_k < 0 || !isfinite(c->scale))
+    return lev_fail(LEV_ERR_CONFIG, "attention: block %lld x %lld, scale %g: must be finite and not negative",
+                    (long long)c->block_q, (long long)c->block_k, c->scale);
   return LEV_OK;
 }
 
@@ -89,7 +88,6 @@ static attn_shape shape_of(const attn_config *c) {
                   .head_dim = c->head_dim,
                   .block_q = c->block_q,
                   .block_k = c->block_k,
-                  .window = c->window,
                   .scale = c->scale != 0 ? c->scale : 1 / sqrt((double)c->head_dim)};
   if (s.block_q == 0) s.block_q = lev_min_i64(BLOCK_TOKENS, lev_ceil_div(BLOCK_ROWS, c->heads / c->kv_heads));
   if (s.block_k == 0) s.block_k = BLOCK_KEYS;
@@ -202,12 +200,14 @@ void attn_destroy(attn_plan *plan) {
 
 /* ---- checks ---- */
 
-static lev_status check_call(const attn_plan *p, attn_phase phase, int64_t seq_len, const lev_stream *stream) {
+static lev_status check_call(const attn_plan *p, attn_phase phase, int64_t seq_len, int64_t window,
+                             const lev_stream *stream) {
   if (p->bound != phase)
     return lev_fail(LEV_ERR_MISUSE, "attention: the %s phase is not bound",
                     phase == ATTN_FORWARD ? "forward" : "backward");
   if (!stream) return lev_fail(LEV_ERR_ARG, "attention: a stream is needed");
-  if (seq_len < 0) return lev_fail(LEV_ERR_ARG, "attention: %lld tokens", (long long)seq_len);
+  if (seq_len < 0 || window < 0)
+    return lev_fail(LEV_ERR_ARG, "attention: %lld tokens, window %lld", (long long)seq_len, (long long)window);
   for (int r = 0; r < p->size; ++r) {
     int64_t tokens = attn_shard_tokens(seq_len, p->size, r);
     if (tokens > p->config.max_tokens)
@@ -317,7 +317,7 @@ static lev_status ring_hop(ring_run *run, bool forward) {
 
 lev_status attn_forward(attn_plan *p, const attn_forward_args *args, lev_stream *stream) {
   if (!p || !args) return lev_fail(LEV_ERR_ARG, "attention: no plan or no arguments");
-  LEV_TRY(check_call(p, ATTN_FORWARD, args->seq_len, stream));
+  LEV_TRY(check_call(p, ATTN_FORWARD, args->seq_len, args->window, stream));
   if (args->seq_len == 0) return LEV_OK;
   attn_forward_args a = *args;
   const attn_config *c = &p->config;
@@ -329,7 +329,7 @@ lev_status attn_forward(attn_plan *p, const attn_forward_args *args, lev_stream 
     LEV_TRY(check_dense(a.lse, "lse"));
   }
   ring_run run = {.p = p, .stream = stream, .seq_len = a.seq_len};
-  run.step = (attn_step){.q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
+  run.step = (attn_step){.window = a.window, .q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
   LEV_TRY(ring_start(&run));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
@@ -395,14 +395,14 @@ static lev_status backward_check(const attn_plan *p, attn_backward_args *a) {
 
 lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_stream *stream) {
   if (!p || !args) return lev_fail(LEV_ERR_ARG, "attention: no plan or no arguments");
-  LEV_TRY(check_call(p, ATTN_BACKWARD, args->seq_len, stream));
+  LEV_TRY(check_call(p, ATTN_BACKWARD, args->seq_len, args->window, stream));
   if (args->seq_len == 0) return LEV_OK;
   attn_backward_args a = *args;
   LEV_TRY(backward_check(p, &a));
   const attn_config *c = &p->config;
   attn_rows grads = {a.dk, a.dv, a.dk_stride, a.dv_stride, c->head_dim};
   ring_run run = {.p = p, .stream = stream, .seq_len = a.seq_len};
-  run.step = (attn_step){.q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
+  run.step = (attn_step){.window = a.window, .q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
   attn_backward_step b = {.o = a.o, .lse = a.lse, .d_o = a.d_o, .dq = a.dq, .dq_stride = a.dq_stride};
   b.acc = p->acc ? p->acc : a.dq;

@@ -64,7 +64,6 @@ typedef struct attn_config {
   int64_t kv_heads;   /* G */
   int64_t head_dim;   /* d */
   double scale;       /* factor on q k; 0 = 1 / sqrt(d) */
-  int64_t window;     /* keys that a query sees at most, itself included; 0 = all before it */
   lev_dtype dtype;    /* T: f64, f32 or bf16; A is lev_dtype_arith(dtype) */
   int64_t block_q;    /* query tokens per block; 0 = chosen (128, or fewer with many query heads per key head) */
   int64_t block_k;    /* keys per block; 0 = chosen (256) */
@@ -107,14 +106,15 @@ LEV_MUST_CHECK lev_status attn_plan_bind(attn_plan *plan, attn_phase phase, cons
  * `stream` and on the plan's communication stream, which is joined back into `stream` before the call returns: work
  * enqueued on `stream` afterwards sees all results and may reuse inputs and bound blocks. Nothing is allocated and the
  * host never waits. Errors, before any collective: LEV_ERR_MISUSE (phase not bound), LEV_ERR_CAPACITY (a rank's share
- * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row); afterwards those
- * of lev_comm and lev_device. A NaN score makes the row that sees it NaN. */
+ * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row, negative window);
+ * afterwards those of lev_comm and lev_device. A NaN score makes the row that sees it NaN. */
 
 typedef struct attn_forward_args {
   int64_t seq_len;   /* S of the whole group, 0 .. what max_tokens allows */
   const void *q;     /* [N,A,d] T */
   const void *k, *v; /* [N,G,d] T */
   int64_t q_stride, k_stride, v_stride;
+  int64_t window;           /* keys that a query sees at most, itself included; 0 = all before it */
   const int64_t *doc_begin; /* [N] nullable: position at which the document of each token begins; earlier keys are
                                not seen (packed sequences). Never falls along the sequence; at most the token's own */
   void *o;                  /* [N,A,d] T, out */
@@ -127,6 +127,7 @@ typedef struct attn_backward_args {
   int64_t seq_len;
   const void *q, *k, *v; /* as in forward */
   int64_t q_stride, k_stride, v_stride;
+  int64_t window;           /* as in forward */
   const int64_t *doc_begin; /* as in forward */
   const void *o, *lse;      /* results of forward */
   const void *d_o;          /* [N,A,d] T: gradient of o */

@@ -37,7 +37,7 @@ typedef struct attn_block {
 
 /* First key position that the query in local row `row`, at position `pos`, sees. */
 static int64_t attn_first_key(const attn_step *s, int64_t row, int64_t pos) {
-  int64_t first = s->shape.window > 0 ? lev_max_i64(0, pos - s->shape.window + 1) : 0;
+  int64_t first = s->window > 0 ? lev_max_i64(0, pos - s->window + 1) : 0;
   return s->doc_begin ? lev_max_i64(first, s->doc_begin[row]) : first;
 }
 

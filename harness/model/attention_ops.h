@@ -17,7 +17,6 @@ typedef struct attn_shape {
   lev_dtype dtype;
   int64_t heads, kv_heads, head_dim;
   int64_t block_q, block_k; /* tokens */
-  int64_t window;           /* 0 = none */
   double scale;
 } attn_shape;
 
@@ -30,6 +29,7 @@ typedef struct attn_rows {
 /* What one ring step reads. */
 typedef struct attn_step {
   attn_shape shape;
+  int64_t window;                    /* 0 = none */
   attn_range q_range[2], k_range[2]; /* positions of the queries / keys, in row order */
   const void *q;                     /* T */
   int64_t q_stride;

@@ -32,14 +32,15 @@ typedef struct lev_rmsnorm_backward_args {
 } lev_rmsnorm_backward_args;
 extern const lev_kernel lev_rmsnorm_backward_kernel;
 
-/* One projection of queries or keys: optional RMS norm (whole row or per head), then rotary embedding in the
- * rotate-half form at position[row]. */
+/* One projection of queries, keys or values: optional RMS norm (whole row or per head), then clamping to [-clip, clip],
+ * then rotary embedding in the rotate-half form at position[row]. */
 typedef struct lev_qk_args {
   lev_dtype dtype;
   int64_t rows, heads, head_dim;
   lev_qk_norm norm;
-  double eps, theta;
-  const int32_t *position; /* [rows] */
+  double eps, clip; /* clip 0 = off; the gradient passes where |norm(x)| <= clip */
+  lev_rope rope;
+  const int32_t *position; /* [rows]; NULL = not rotated */
   const void *x;           /* T [rows, heads * head_dim], the projection */
   const void *w;           /* T, norm weight; NULL without norm */
   void *y;                 /* forward: T out; may be x */

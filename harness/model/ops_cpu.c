@@ -5,11 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-/* theta^(-2i/d) for i < d/2. */
-static void rotary_frequencies(const lev_qk_args *a, double *frequency) {
-  for (int64_t i = 0; i < a->head_dim / 2; ++i) frequency[i] = pow(a->theta, -2.0 * (double)i / (double)a->head_dim);
-}
-
 #define LEV_KERNELS "harness/model/ops_cpu.inc"
 #include "common/for_each_dtype.h"
 

@@ -34,6 +34,13 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
     return lev_fail(LEV_ERR_CONFIG, "head size %lld is odd; rotary embedding needs pairs", (long long)m->head_dim);
   if (m->head_dim > LEV_HEAD_DIM_MAX)
     return lev_fail(LEV_ERR_CONFIG, "head size %lld exceeds %d", (long long)m->head_dim, LEV_HEAD_DIM_MAX);
+  LEV_TRY(lev_rope_check(&m->rope));
+  if (!(m->clip_qkv >= 0)) return lev_fail(LEV_ERR_CONFIG, "model.clip_qkv = %g, must not be negative", m->clip_qkv);
+  if (m->window < 0 || m->window_first < 0 || m->window_pattern < 0)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "model.sliding_window = %lld, max_window_layers = %lld, sliding_window_pattern = %lld: none may be "
+                    "negative",
+                    (long long)m->window, (long long)m->window_first, (long long)m->window_pattern);
   if (m->experts > LEV_EXPERTS_MAX)
     return lev_fail(LEV_ERR_CONFIG, "model.num_experts = %lld exceeds %d", (long long)m->experts, LEV_EXPERTS_MAX);
   if (m->top_k > m->experts)
@@ -309,6 +316,11 @@ void lev_params_destroy(lev_params *p) {
   lev_free(p->tensors);
   lev_free(p->pieces);
   lev_free(p);
+}
+
+int64_t lev_layer_window(const lev_model *m, int layer) {
+  bool full = layer < m->window_first || (m->window_pattern > 0 && (layer + 1) % m->window_pattern == 0);
+  return full ? 0 : m->window;
 }
 
 int lev_unit_embed(const lev_params *p) {

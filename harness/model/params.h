@@ -16,6 +16,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "harness/model/rope.h"
 
 #define LEV_HEAD_DIM_MAX 1024
 #define LEV_EXPERTS_MAX 4096
@@ -29,7 +30,11 @@ typedef struct lev_model {
   bool tied;           /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
   bool norm_topk;      /* divide the chosen probabilities by their sum */
   lev_qk_norm qk_norm; /* FULL: RMS over the whole projection (OLMoE); HEAD: per head (Qwen3) */
-  double norm_eps, rope_theta, init_std;
+  double clip_qkv;     /* q, k and v clamped to [-clip, clip], after the norms; 0 = off */
+  int64_t window;      /* keys that a query of a sliding-window layer sees at most; 0 = no such layers */
+  int64_t window_first, window_pattern; /* see lev_layer_window */
+  lev_rope rope;
+  double norm_eps, init_std;
   double aux_coef, z_coef; /* Switch balance loss and router z-loss; 0 = off */
 } lev_model;
 
@@ -124,6 +129,11 @@ typedef struct lev_params {
  * LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_params_create(const lev_model *model, const lev_layout *layout, lev_params **out);
 void lev_params_destroy(lev_params *params);
+
+/* Keys that a query of this layer sees at most, 0 = all before it. Layers below window_first see everything, and so
+ * does every window_pattern-th layer, counted from 1 (0 = none): Qwen's max_window_layers, Gemma's
+ * sliding_window_pattern. */
+int64_t lev_layer_window(const lev_model *model, int layer);
 
 /* Unit indices. */
 int lev_unit_embed(const lev_params *params);

@@ -12,26 +12,58 @@ static lev_status take_qkv(const lev_layer_run *r, qkv *out) {
   return lev_rank_work(r->rank, "attn.qkv", r->t, r->n, r->kv_cols, &out->v);
 }
 
-/* Norm and rotary embedding of queries and keys, from `raw` to `out` (which may be the same). */
-static lev_status finish_qk(const lev_layer_run *r, const qkv *raw, const qkv *out) {
-  for (int i = 0; i < 2; ++i) {
-    lev_qk_args args = {.dtype = r->t,
-                        .rows = r->n,
-                        .heads = i == 0 ? r->m->heads : r->m->kv_heads,
-                        .head_dim = r->m->head_dim,
-                        .norm = r->m->qk_norm,
-                        .eps = r->m->norm_eps,
-                        .theta = r->m->rope_theta,
-                        .position = r->rank->position,
-                        .x = i == 0 ? raw->q : raw->k,
-                        .w = r->w[i == 0 ? LEV_W_Q_NORM : LEV_W_K_NORM],
-                        .y = i == 0 ? out->q : out->k};
-    LEV_TRY(LEV_LAUNCH(r->rank->compute, &lev_qk_kernel, args));
-  }
-  return LEV_OK;
+/* Arguments of norm, clamping and rotary embedding for one of q, k (slot of its norm weight given) and v (`weight` < 0:
+ * clamping only). */
+static lev_qk_args qk_args(const lev_layer_run *r, int weight) {
+  const lev_model *m = r->m;
+  bool value = weight < 0;
+  return (lev_qk_args){.dtype = r->t,
+                       .rows = r->n,
+                       .heads = weight == LEV_W_Q_NORM ? m->heads : m->kv_heads,
+                       .head_dim = m->head_dim,
+                       .norm = value ? LEV_QK_NORM_NONE : m->qk_norm,
+                       .eps = m->norm_eps,
+                       .clip = m->clip_qkv,
+                       .rope = m->rope,
+                       .position = value ? NULL : r->rank->position,
+                       .w = value ? NULL : r->w[weight],
+                       .dw = value ? NULL : r->g[weight]};
 }
 
-/* x = norm(in), then the three projections before norm and rotary embedding. */
+/* From the projections `raw` to what attention takes, `out` (which may be the same). */
+static lev_status finish_qkv(const lev_layer_run *r, const qkv *raw, const qkv *out) {
+  lev_qk_args q = qk_args(r, LEV_W_Q_NORM), k = qk_args(r, LEV_W_K_NORM), v = qk_args(r, -1);
+  q.x = raw->q, q.y = out->q;
+  k.x = raw->k, k.y = out->k;
+  v.x = raw->v, v.y = out->v;
+  LEV_TRY(LEV_LAUNCH(r->rank->compute, &lev_qk_kernel, q));
+  LEV_TRY(LEV_LAUNCH(r->rank->compute, &lev_qk_kernel, k));
+  return r->m->clip_qkv > 0 ? LEV_LAUNCH(r->rank->compute, &lev_qk_kernel, v) : LEV_OK;
+}
+
+/* The gradients `d` of what attention takes become, in place, those of the projections. */
+static lev_status finish_qkv_backward(const lev_layer_run *r, const qkv *raw, const qkv *d) {
+  lev_qk_args q = qk_args(r, LEV_W_Q_NORM), k = qk_args(r, LEV_W_K_NORM), v = qk_args(r, -1);
+  q.x = raw->q, q.dy = q.dx = d->q;
+  k.x = raw->k, k.dy = k.dx = d->k;
+  v.x = raw->v, v.dy = v.dx = d->v;
+  LEV_TRY(LEV_LAUNCH(r->rank->compute, &lev_qk_backward_kernel, q));
+  LEV_TRY(LEV_LAUNCH(r->rank->compute, &lev_qk_backward_kernel, k));
+  return r->m->clip_qkv > 0 ? LEV_LAUNCH(r->rank->compute, &lev_qk_backward_kernel, v) : LEV_OK;
+}
+
+/* Backward needs the projections too, wherever finish_qkv does more than turn them. */
+static lev_status take_ready(const lev_layer_run *r, const qkv *raw, qkv *ready) {
+  *ready = *raw;
+  bool clipped = r->m->clip_qkv > 0;
+  if (clipped || r->m->qk_norm != LEV_QK_NORM_NONE) {
+    LEV_TRY(lev_rank_work(r->rank, "attn.qkv", r->t, r->n, r->q_cols, &ready->q));
+    LEV_TRY(lev_rank_work(r->rank, "attn.qkv", r->t, r->n, r->kv_cols, &ready->k));
+  }
+  return clipped ? lev_rank_work(r->rank, "attn.qkv", r->t, r->n, r->kv_cols, &ready->v) : LEV_OK;
+}
+
+/* x = norm(in), then the three projections before norm, clamping and rotary embedding. */
 static lev_status project_qkv(const lev_layer_run *r, const void *in, void *x, const qkv *out) {
   LEV_TRY(lev_layer_norm(r, in, LEV_W_INPUT_NORM, x));
   LEV_TRY(lev_layer_product(r, r->n, x, r->m->hidden, r->w[LEV_W_Q], r->q_cols, out->q, r->t, 0));
@@ -48,7 +80,7 @@ lev_status lev_attention_forward(const lev_layer_run *r, const void *in, lev_att
   LEV_TRY(lev_rank_work(rank, "hidden.norm", r->t, r->n, r->m->hidden, &x));
   LEV_TRY(take_qkv(r, &p));
   LEV_TRY(project_qkv(r, in, x, &p));
-  LEV_TRY(finish_qk(r, &p, &p));
+  LEV_TRY(finish_qkv(r, &p, &p));
   LEV_TRY(lev_rank_take(rank, attn_walk_forward, rank->attention, &blocks));
   LEV_TRY(attn_plan_bind(rank->attention, ATTN_FORWARD, &blocks));
   attn_forward_args args = {.seq_len = rank->batch.seq_len,
@@ -58,6 +90,7 @@ lev_status lev_attention_forward(const lev_layer_run *r, const void *in, lev_att
                             .q_stride = r->q_cols,
                             .k_stride = r->kv_cols,
                             .v_stride = r->kv_cols,
+                            .window = lev_layer_window(r->m, r->layer),
                             .o = out.o,
                             .lse = out.lse};
   LEV_TRY(attn_forward(rank->attention, &args, rank->compute));
@@ -77,23 +110,6 @@ static lev_status projection_backward(const lev_layer_run *r, lev_slot slot, int
   return lev_layer_product_dx(r, r->n, dp, cols, r->w[slot], r->m->hidden, dx, beta);
 }
 
-static lev_status qk_backward(const lev_layer_run *r, bool query, const void *raw, void *d) {
-  lev_qk_args args = {.dtype = r->t,
-                      .rows = r->n,
-                      .heads = query ? r->m->heads : r->m->kv_heads,
-                      .head_dim = r->m->head_dim,
-                      .norm = r->m->qk_norm,
-                      .eps = r->m->norm_eps,
-                      .theta = r->m->rope_theta,
-                      .position = r->rank->position,
-                      .x = raw,
-                      .w = r->w[query ? LEV_W_Q_NORM : LEV_W_K_NORM],
-                      .dy = d,
-                      .dx = d,
-                      .dw = r->g[query ? LEV_W_Q_NORM : LEV_W_K_NORM]};
-  return LEV_LAUNCH(r->rank->compute, &lev_qk_backward_kernel, args);
-}
-
 lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_attention_out kept) {
   lev_rank *rank = r->rank;
   const lev_model *m = r->m;
@@ -103,15 +119,11 @@ lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_at
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(lev_rank_work(rank, "hidden.norm", r->t, r->n, m->hidden, &x));
   LEV_TRY(take_qkv(r, &raw));
-  ready = raw;
-  if (m->qk_norm != LEV_QK_NORM_NONE) { /* its backward needs the projections before the norm */
-    LEV_TRY(lev_rank_work(rank, "attn.qkv", r->t, r->n, r->q_cols, &ready.q));
-    LEV_TRY(lev_rank_work(rank, "attn.qkv", r->t, r->n, r->kv_cols, &ready.k));
-  }
+  LEV_TRY(take_ready(r, &raw, &ready));
   LEV_TRY(take_qkv(r, &d));
   LEV_TRY(lev_rank_work(rank, "attn.out_grad", r->t, r->n, r->q_cols, &d_o));
   LEV_TRY(project_qkv(r, in, x, &raw));
-  LEV_TRY(finish_qk(r, &raw, &ready));
+  LEV_TRY(finish_qkv(r, &raw, &ready));
   LEV_TRY(lev_layer_product_dw(r, r->n, rank->hidden, m->hidden, kept.o, r->q_cols, r->g[LEV_W_O]));
   LEV_TRY(lev_layer_product_dx(r, r->n, rank->hidden, m->hidden, r->w[LEV_W_O], r->q_cols, d_o, 0));
   LEV_TRY(lev_rank_take(rank, attn_walk_backward, rank->attention, &blocks));
@@ -123,6 +135,7 @@ lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_at
                              .q_stride = r->q_cols,
                              .k_stride = r->kv_cols,
                              .v_stride = r->kv_cols,
+                             .window = lev_layer_window(r->m, r->layer),
                              .o = kept.o,
                              .lse = kept.lse,
                              .d_o = d_o,
@@ -133,8 +146,7 @@ lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_at
                              .dk_stride = r->kv_cols,
                              .dv_stride = r->kv_cols};
   LEV_TRY(attn_backward(rank->attention, &args, rank->compute));
-  LEV_TRY(qk_backward(r, true, raw.q, d.q));
-  LEV_TRY(qk_backward(r, false, raw.k, d.k));
+  LEV_TRY(finish_qkv_backward(r, &raw, &d));
   void *dx = d_o; /* as large as [N, H] only when A d >= H, so it has its own region otherwise */
   if (r->q_cols < m->hidden) LEV_TRY(lev_rank_work(rank, "hidden.norm_grad", r->t, r->n, m->hidden, &dx));
   LEV_TRY(projection_backward(r, LEV_W_Q, r->q_cols, d.q, x, dx, 0));

@@ -137,7 +137,7 @@ attn_config attn_rig_config(const attn_case *c) {
     config.max_tokens = lev_max_i64(config.max_tokens, attn_shard_tokens(c->seq, c->ranks, i));
   config.max_tokens += c->spare;
   config.heads = c->heads, config.kv_heads = c->kv_heads, config.head_dim = c->dim, config.dtype = c->dtype;
-  config.block_q = c->block_q, config.block_k = c->block_k, config.window = c->window;
+  config.block_q = c->block_q, config.block_k = c->block_k;
   return config;
 }
 
@@ -244,6 +244,7 @@ static lev_status world_calls(attn_rig *r, world *w) {
                          stride_of(c, &w->q),
                          stride_of(c, &w->k),
                          stride_of(c, &w->v),
+                         c->window,
                          doc,
                          w->o,
                          w->lse};
@@ -257,6 +258,7 @@ static lev_status world_calls(attn_rig *r, world *w) {
                           .q_stride = f.q_stride,
                           .k_stride = f.k_stride,
                           .v_stride = f.v_stride,
+                          .window = c->window,
                           .doc_begin = doc,
                           .o = w->o,
                           .lse = w->lse,

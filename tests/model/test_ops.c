@@ -89,40 +89,66 @@ T_TEST(rmsnorm_backward_by_differences) {
   NUM_CHECK(LEV_F64, twice, x, ROWS, COLS, 1e-14, "accumulated dx");
 }
 
-/* ---- queries and keys ---- */
+/* ---- queries, keys and values ---- */
+
+typedef struct qk_case {
+  lev_qk_norm norm;
+  double clip;
+  lev_rope rope;
+  const int32_t *position;
+} qk_case;
+
+static const qk_case qk_cases[] = {
+    {LEV_QK_NORM_NONE, 0, {.theta = 1e4}, position},
+    {LEV_QK_NORM_FULL, 0, {.theta = 1e4}, position},
+    {LEV_QK_NORM_HEAD, 0, {.theta = 1e4}, position},
+    {LEV_QK_NORM_NONE, 0.9, {.theta = 1e4}, NULL},
+    {LEV_QK_NORM_FULL, 0.6, {.theta = 1e4, .scaling = LEV_ROPE_LINEAR, .factor = 3}, position},
+    {LEV_QK_NORM_HEAD, 0.6,
+     {.theta = 50, .scaling = LEV_ROPE_YARN, .factor = 4, .original_max_position = 40, .beta_fast = 3, .beta_slow = 1},
+     position}};
+
+static lev_qk_args qk_args(const qk_case *c, const double *input) {
+  return (lev_qk_args){.dtype = LEV_F64, .rows = ROWS, .heads = HEADS, .head_dim = DIM, .norm = c->norm, .eps = 1e-5,
+                       .clip = c->clip, .rope = c->rope, .position = c->position, .x = input, .w = input + ROWS * COLS};
+}
 
 static void qk_of_input(const double *input, double *output, void *ctx) {
-  lev_qk_norm norm = *(lev_qk_norm *)ctx;
-  lev_qk_args args = {.dtype = LEV_F64, .rows = ROWS, .heads = HEADS, .head_dim = DIM, .norm = norm, .eps = 1e-5,
-                      .theta = 1e4, .position = position, .x = input, .w = input + ROWS * COLS, .y = output};
+  lev_qk_args args = qk_args(ctx, input);
+  args.y = output;
   lev_qk_kernel.cpu(&args);
 }
 
+static void qk_oracle(const qk_case *c, const double *input, double *want) {
+  const double *w = input + ROWS * COLS;
+  double frequency[DIM / 2], factor = lev_rope_frequencies(&c->rope, DIM, frequency);
+  memcpy(want, input, sizeof(double) * ROWS * COLS);
+  if (c->norm == LEV_QK_NORM_FULL) rmsnorm_oracle(input, w, want, ROWS, COLS, 1e-5);
+  if (c->norm == LEV_QK_NORM_HEAD) rmsnorm_oracle(input, w, want, ROWS * HEADS, DIM, 1e-5);
+  for (int i = 0; i < ROWS * COLS && c->clip > 0; ++i) want[i] = fmin(fmax(want[i], -c->clip), c->clip);
+  for (int r = 0; r < ROWS && c->position; ++r)
+    for (int h = 0; h < HEADS; ++h)
+      for (int i = 0; i < DIM / 2; ++i) {
+        double *u = &want[r * COLS + h * DIM + i], *v = u + DIM / 2, a = c->position[r] * frequency[i], u0 = *u;
+        *u = factor * (u0 * cos(a) - *v * sin(a));
+        *v = factor * (*v * cos(a) + u0 * sin(a));
+      }
+}
+
 T_TEST(qk_matches_oracle_and_differences) {
-  for (int kind = 0; kind < 3; ++kind) {
-    lev_qk_norm norm = (lev_qk_norm)kind;
-    int n_w = norm == LEV_QK_NORM_FULL ? COLS : norm == LEV_QK_NORM_HEAD ? DIM : 0, n_in = ROWS * COLS + n_w;
-    double input[ROWS * COLS + COLS], y[ROWS * COLS], want[ROWS * COLS], c[ROWS * COLS], grad[ROWS * COLS + COLS] = {0};
+  for (size_t kind = 0; kind < sizeof qk_cases / sizeof *qk_cases; ++kind) {
+    qk_case c = qk_cases[kind];
+    int n_w = c.norm == LEV_QK_NORM_FULL ? COLS : c.norm == LEV_QK_NORM_HEAD ? DIM : 0, n_in = ROWS * COLS + n_w;
+    double input[ROWS * COLS + COLS], y[ROWS * COLS], want[ROWS * COLS], up[ROWS * COLS], grad[ROWS * COLS + COLS] = {0};
     num_random(LEV_F64, input, NULL, n_in, 2, 5);
-    num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 6);
-    qk_of_input(input, y, &norm);
-    memcpy(want, input, sizeof want);
-    const double *w = input + ROWS * COLS;
-    if (norm == LEV_QK_NORM_FULL) rmsnorm_oracle(input, w, want, ROWS, COLS, 1e-5);
-    if (norm == LEV_QK_NORM_HEAD) rmsnorm_oracle(input, w, want, ROWS * HEADS, DIM, 1e-5);
-    for (int r = 0; r < ROWS; ++r)
-      for (int h = 0; h < HEADS; ++h)
-        for (int i = 0; i < DIM / 2; ++i) {
-          double *u = &want[r * COLS + h * DIM + i], *v = u + DIM / 2, a = position[r] / pow(1e4, 2.0 * i / DIM), u0 = *u;
-          *u = u0 * cos(a) - *v * sin(a);
-          *v = *v * cos(a) + u0 * sin(a);
-        }
+    num_random(LEV_F64, up, NULL, ROWS * COLS, 1, 6);
+    qk_of_input(input, y, &c);
+    qk_oracle(&c, input, want);
     NUM_CHECK(LEV_F64, y, want, ROWS, COLS, 1e-11, "qk");
-    lev_qk_args args = {.dtype = LEV_F64, .rows = ROWS, .heads = HEADS, .head_dim = DIM, .norm = norm, .eps = 1e-5,
-                        .theta = 1e4, .position = position, .x = input, .w = w, .dy = c, .dx = grad,
-                        .dw = grad + ROWS * COLS};
+    lev_qk_args args = qk_args(&c, input);
+    args.dy = up, args.dx = grad, args.dw = grad + ROWS * COLS;
     lev_qk_backward_kernel.cpu(&args);
-    check_gradient(qk_of_input, &norm, input, n_in, ROWS * COLS, c, grad, "qk");
+    check_gradient(qk_of_input, &c, input, n_in, ROWS * COLS, up, grad, "qk");
   }
 }
 

@@ -9,7 +9,7 @@
 
 static const lev_model tiny = {.dtype = LEV_F64, .vocab = 37, .hidden = 12, .layers = 3, .heads = 4, .kv_heads = 2,
                                .head_dim = 6, .experts = 7, .top_k = 2, .inter = 5, .qk_norm = LEV_QK_NORM_FULL,
-                               .norm_eps = 1e-5, .rope_theta = 1e4, .init_std = 0.02};
+                               .norm_eps = 1e-5, .rope = {.theta = 1e4}, .init_std = 0.02};
 
 /* Number of the element in the whole model: tensor ids are dense, so (id, global element) identifies it. */
 static void mark(const lev_params *p, unsigned char **seen, int64_t *elements) {
@@ -138,4 +138,16 @@ T_TEST(params_tied_head_is_the_embedding) {
   for (int i = 0; i < tied->n_tensors; ++i) T_EXPECT(strcmp(tied->tensors[i].name, "lm_head.weight") != 0);
   lev_params_destroy(apart);
   lev_params_destroy(tied);
+}
+
+T_TEST(params_sliding_window_layers) {
+  lev_model m = tiny;
+  T_EXPECT_EQ_I64(lev_layer_window(&m, 0), 0);
+  m.window = 5;
+  T_EXPECT_EQ_I64(lev_layer_window(&m, 0), 5);
+  m.window_first = 2; /* Qwen: layers from max_window_layers on slide */
+  T_EXPECT_EQ_I64(lev_layer_window(&m, 1), 0);
+  T_EXPECT_EQ_I64(lev_layer_window(&m, 2), 5);
+  m.window_first = 0, m.window_pattern = 6; /* Gemma: five sliding layers, one full */
+  for (int l = 0; l < 12; ++l) T_EXPECT_EQ_I64(lev_layer_window(&m, l), l % 6 == 5 ? 0 : 5);
 }

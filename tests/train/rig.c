@@ -29,7 +29,15 @@ void rig_config(lev_config *config) {
 
 static const struct {
   const char *name, *text;
-} variants[] = {{"tied embeddings", "[model]\ntie_word_embeddings = true\n"}};
+} variants[] = {
+    {"tied embeddings", "[model]\ntie_word_embeddings = true\n"},
+    {"clipped q, k, v", "[model]\nclip_qkv = 0.8\n"},
+    {"clipped q, k, v without norms", "[model]\nclip_qkv = 0.5\nqk_norm = 'none'\n"},
+    {"linear rotary scaling, windows from layer 1", "[model]\nrope_scaling = 'linear'\nrope_factor = 2.5\n"
+                                                   "sliding_window = 7\nmax_window_layers = 1\n"},
+    {"yarn, every second layer full", "[model]\nqk_norm = 'head'\nrope_scaling = 'yarn'\nrope_factor = 4\n"
+                                      "rope_original_max_position = 32\nrope_theta = 100\nrope_beta_fast = 4\n"
+                                      "sliding_window = 19\nsliding_window_pattern = 2\n"}};
 
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
