@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/hostmem.h"
@@ -46,14 +47,34 @@ static lev_status put(parser *p, char *out, size_t room, size_t *length, char c)
   return LEV_OK;
 }
 
-/* \b \t \n \f \r \" \\ ; the cursor is behind the backslash. */
-static lev_status escape(parser *p, char *c) {
-  const char *from = "btnfr\"\\", *to = "\b\t\n\f\r\"\\";
-  const char *found = *p->at ? strchr(from, *p->at) : NULL;
-  if (!found) return lev_fail(LEV_ERR_CONFIG, "%s:%d: unknown escape \\%c in a string", p->name, p->line, *p->at);
-  *c = to[found - from];
-  ++p->at;
+/* A Unicode scalar value as UTF-8. */
+static lev_status put_scalar(parser *p, char *out, size_t room, size_t *length, uint32_t u) {
+  static const unsigned char lead[] = {0x00, 0xc0, 0xe0, 0xf0};
+  int more = u < 0x80 ? 0 : u < 0x800 ? 1 : u < 0x10000 ? 2 : 3;
+  LEV_TRY(put(p, out, room, length, (char)(lead[more] | (u >> (6 * more)))));
+  for (; more > 0; --more) LEV_TRY(put(p, out, room, length, (char)(0x80 | ((u >> (6 * (more - 1))) & 0x3f))));
   return LEV_OK;
+}
+
+/* \b \t \n \f \r \" \\ \uXXXX \UXXXXXXXX; the cursor is behind the backslash. */
+static lev_status escape(parser *p, char *out, size_t room, size_t *length) {
+  const char *from = "btnfr\"\\", *to = "\b\t\n\f\r\"\\";
+  char kind = *p->at;
+  const char *found = kind ? strchr(from, kind) : NULL;
+  if (found) {
+    ++p->at;
+    return put(p, out, room, length, to[found - from]);
+  }
+  int digits = kind == 'u' ? 4 : kind == 'U' ? 8 : 0, n = 0;
+  uint32_t u = 0;
+  for (; n < digits && isxdigit((unsigned char)p->at[1 + n]); ++n) {
+    int c = tolower((unsigned char)p->at[1 + n]);
+    u = u << 4 | (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+  }
+  if (digits == 0 || n < digits || u == 0 || u > 0x10ffff || (u >= 0xd800 && u < 0xe000))
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: unknown escape \\%.*s in a string", p->name, p->line, 1 + n, p->at);
+  p->at += 1 + digits;
+  return put_scalar(p, out, room, length, u);
 }
 
 /* A "basic" or 'literal' string on one line, into out. */
@@ -65,8 +86,12 @@ static lev_status quoted(parser *p, char *out, size_t room) {
     if (*p->at == '\0' || *p->at == '\n')
       return lev_fail(LEV_ERR_CONFIG, "%s:%d: string without its end", p->name, p->line);
     char c = *p->at++;
-    if (c == '\\' && quote == '"') LEV_TRY(escape(p, &c));
-    LEV_TRY(put(p, out, room, &length, c));
+    if (((unsigned char)c < 0x20 && c != '\t') || c == 0x7f)
+      return lev_fail(LEV_ERR_CONFIG, "%s:%d: control character 0x%02x in a string", p->name, p->line, (unsigned)c);
+    if (c == '\\' && quote == '"')
+      LEV_TRY(escape(p, out, room, &length));
+    else
+      LEV_TRY(put(p, out, room, &length, c));
   }
   ++p->at;
   return LEV_OK;
@@ -98,7 +123,10 @@ static lev_status bare_value(parser *p) {
   p->value[0] = '\0';
   if (*p->at == '[' || *p->at == '{')
     return lev_fail(LEV_ERR_CONFIG, "%s:%d: no setting takes an array or an inline table", p->name, p->line);
+  const char *first = p->at;
   while (is_bare(*p->at) || *p->at == '+' || *p->at == '.') {
+    if (*p->at == '_' && (p->at == first || !isalnum((unsigned char)p->at[-1]) || !isalnum((unsigned char)p->at[1])))
+      return lev_fail(LEV_ERR_CONFIG, "%s:%d: an underscore must stand between digits", p->name, p->line);
     if (*p->at != '_') LEV_TRY(put(p, p->value, sizeof p->value, &length, *p->at));
     ++p->at;
   }
@@ -106,6 +134,7 @@ static lev_status bare_value(parser *p) {
   return LEV_OK;
 }
 
+/* Keys by their full name, tables as "[name]". */
 static lev_status remember(parser *p, const char *full) {
   for (size_t i = 0; i < p->n_seen; ++i)
     if (strcmp(p->seen[i], full) == 0)
@@ -140,6 +169,7 @@ static lev_status pair(parser *p, lev_toml_fn fn, void *ctx) {
 }
 
 static lev_status statements(parser *p, lev_toml_fn fn, void *ctx) {
+  char header[NAME_MAX_BYTES + 4];
   while (skip_blank(p), *p->at) {
     if (*p->at == '\n' || *p->at == '#' || *p->at == '\r') {
       LEV_TRY(end_line(p));
@@ -149,6 +179,8 @@ static lev_status statements(parser *p, lev_toml_fn fn, void *ctx) {
       LEV_TRY(dotted(p, p->table));
       if (*p->at != ']') return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected ] after [%s", p->name, p->line, p->table);
       ++p->at;
+      snprintf(header, sizeof header, "[%s]", p->table);
+      LEV_TRY(remember(p, header));
       LEV_TRY(end_line(p));
     } else {
       LEV_TRY(pair(p, fn, ctx));
