@@ -10,10 +10,12 @@
 
 static const char help[] =
     "levee trace RUN [options]: timeline of bytes by tag, from RUN/trace.rank<r>.jsonl and RUN/memory.json\n"
-    "  --rank R       this rank; default: the one with the largest device plan\n"
+    "  --rank R       this rank alone; default: the one with the largest device plan, and on the page up to 7 more\n"
     "  --phases       a row for every occurrence of a phase, in order; default: one row per phase name\n"
     "  --output FILE  where the page goes; default RUN/trace.html\n"
     "  --json         the numbers behind the page on stdout; no table, no page\n";
+
+enum { MOST_RANKS = 8 };
 
 typedef struct trace_options {
   const char *run, *output;
@@ -64,30 +66,46 @@ static lev_status print_json(const lev_timeline *timeline) {
   return LEV_OK;
 }
 
-static lev_status show(const trace_options *o, const lev_timeline *timeline) {
+static lev_status show(const trace_options *o, const lev_timeline *const *ranks, int n) {
   char path[1024], title[512];
   size_t length = strlen(o->run);
   while (length > 1 && o->run[length - 1] == '/') --length;
   snprintf(title, sizeof title, "%.*s", length < 500 ? (int)length : 500, o->run);
   snprintf(path, sizeof path, "%.*s/trace.html", length < 1000 ? (int)length : 1000, o->run);
-  if (o->json) return print_json(timeline);
+  if (o->json) return print_json(ranks[0]);
   const char *page = o->output ? o->output : path;
-  LEV_TRY(lev_trace_table(timeline, o->phases, stdout));
-  LEV_TRY(lev_trace_page(timeline, title, page));
+  LEV_TRY(lev_trace_table(ranks[0], o->phases, stdout));
+  LEV_TRY(lev_trace_page(ranks, n, title, page));
   printf("page: %s\n", page);
   return fflush(stdout) == 0 ? LEV_OK : lev_fail(LEV_ERR_IO, "cannot write: %s", strerror(errno));
 }
 
+/* The rank asked for, or the largest; for the page, also the others that left a trace. */
+static lev_status read_ranks(const trace_options *o, lev_timeline *ranks[MOST_RANKS], int *n) {
+  LEV_TRY(lev_timeline_read(o->run, o->rank, &ranks[0]));
+  *n = 1;
+  for (int r = 0; o->rank < 0 && !o->json && r < ranks[0]->ranks && *n < MOST_RANKS; ++r) {
+    if (r == ranks[0]->rank) continue;
+    lev_status st = lev_timeline_read(o->run, r, &ranks[*n]);
+    if (st == LEV_OK)
+      ++*n;
+    else if (st != LEV_ERR_IO) /* processes of other machines leave theirs elsewhere */
+      return st;
+  }
+  return LEV_OK;
+}
+
 int lev_verb_trace(int argc, char **argv) {
   trace_options options = {.rank = -1};
-  lev_timeline *timeline = NULL;
+  lev_timeline *ranks[MOST_RANKS] = {NULL};
+  int n = 0;
   if (argc > 0 && strcmp(argv[0], "--help") == 0) {
     fputs(help, stdout);
     return 0;
   }
   lev_status st = parse(argc, argv, &options);
-  if (st == LEV_OK) st = lev_timeline_read(options.run, options.rank, &timeline);
-  if (st == LEV_OK) st = show(&options, timeline);
-  lev_timeline_destroy(timeline);
+  if (st == LEV_OK) st = read_ranks(&options, ranks, &n);
+  if (st == LEV_OK) st = show(&options, (const lev_timeline *const *)ranks, n);
+  while (n > 0) lev_timeline_destroy(ranks[--n]);
   return st == LEV_OK ? 0 : lev_verb_failed("trace", st);
 }

@@ -47,7 +47,7 @@ static void write_card(const lev_timeline *t, const char *name, size_t peak, siz
                        FILE *out) {
   char text[24];
   fprintf(out, "<div class=\"card\"><span class=\"name\">%s peak</span>", name);
-  fprintf(out, "<b id=\"peak-%s\" data-bytes=\"%zu\">%s</b>", name, peak, lev_bytes_text(peak, text));
+  fprintf(out, "<b data-peak=\"%s\" data-bytes=\"%zu\">%s</b>", name, peak, lev_bytes_text(peak, text));
   write_grouped(peak, out);
   fputs(" bytes<br>", out);
   if (phase) {
@@ -152,7 +152,7 @@ static void write_live_set(const lev_timeline *t, lev_mem cls, const lev_timelin
   int n = sort_tags(t, cls, order);
   size_t peak = t->classes[cls].peak;
   if (n == 0) return;
-  fprintf(out, "<table id=\"live-%s\"><caption>%s</caption><tr><th>tag</th><th>bytes at the peak</th><th>GiB</th>",
+  fprintf(out, "<table data-live=\"%s\"><caption>%s</caption><tr><th>tag</th><th>bytes at the peak</th><th>GiB</th>",
           lev_mem_name(cls), lev_mem_name(cls));
   fprintf(out, "<th>share</th><th>own peak</th>%s</tr>\n", t->has_plan ? "<th>planned</th>" : "");
   for (int i = 0; i < n; ++i) {
@@ -202,65 +202,109 @@ static void write_phase_rows(const lev_timeline *t, FILE *out) {
 }
 
 /* The JSON text; "</" and "<!" would end or upset a script element. */
-static lev_status write_json(const lev_timeline *t, FILE *out) {
-  json_t *root = lev_trace_json(t, PAGE_BUCKETS);
-  char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
-  json_decref(root);
-  if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the numbers of the trace page");
-  fputs("<script type=\"application/json\" id=\"levee-trace\">", out);
-  for (const char *c = text; *c; ++c) *c == '<' ? fputs("\\u003c", out) : fputc(*c, out);
-  fputs("</script>\n", out);
-  free(text);
+static lev_status write_json(const lev_timeline *const *ranks, int n, FILE *out) {
+  fputs("<script type=\"application/json\" id=\"levee-trace\">{\"ranks\":[", out);
+  for (int i = 0; i < n; ++i) {
+    json_t *root = lev_trace_json(ranks[i], PAGE_BUCKETS);
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the numbers of the trace page");
+    if (i > 0) fputc(',', out);
+    for (const char *c = text; *c; ++c) *c == '<' ? fputs("\\u003c", out) : fputc(*c, out);
+    free(text);
+  }
+  fputs("]}</script>\n", out);
   return LEV_OK;
 }
 
-static lev_status write_page(const lev_timeline *t, const char *title, const lev_samples *samples,
+/* Steps that the record holds to their end, from the step numbers of optimizer phases; `open`: it ends inside one. */
+static int64_t count_steps(const lev_timeline *t, bool *open) {
+  int64_t steps = 0, last = -1;
+  *open = false;
+  for (int64_t i = 0; i < t->n_phases; ++i) {
+    const lev_timeline_phase *p = &t->phases[i];
+    bool optimizer = strncmp(p->name, "optimizer", 9) == 0;
+    if (optimizer && p->index != last) ++steps, last = p->index;
+    if (optimizer || strncmp(p->name, "evaluation", 10) == 0)
+      *open = false;
+    else if (strncmp(p->name, "forward", 7) == 0 || strncmp(p->name, "backward", 8) == 0)
+      *open = true;
+  }
+  return steps;
+}
+
+static void write_recorded(const lev_timeline *t, FILE *out) {
+  bool open;
+  int64_t steps = count_steps(t, &open), events = t->n_changes + t->n_phases - 1;
+  for (int64_t i = 0; i < t->n_phases; ++i) events += t->phases[i].copies + t->phases[i].collectives;
+  fprintf(out,
+          "<p>%lld optimizer step%s recorded: %lld events, of them %lld allocations and frees, in %lld phases, %.3f s",
+          (long long)steps, steps == 1 ? "" : "s", (long long)events, (long long)t->n_changes, (long long)t->n_phases,
+          (double)(t->changes[t->n_changes - 1].time_ns - t->changes[0].time_ns) / 1e9);
+  fputs(open ? ". Recording stopped inside a step.</p>\n" : "</p>\n", out);
+}
+
+static lev_status write_rank(const lev_timeline *t, bool open, const lev_samples *samples,
                              const lev_timeline_tag **order, FILE *out) {
+  char text[24];
+  fprintf(out, "<details class=\"rank\" data-rank=\"%d\"%s><summary>rank %d", t->rank, open ? " open" : "", t->rank);
+  if (t->ranks > 0) fprintf(out, " of %d", t->ranks);
+  fprintf(out, ": %s on the device at its peak</summary>\n", lev_bytes_text(t->classes[LEV_MEM_DEVICE].peak, text));
+  write_recorded(t, out);
+  write_cards(t, out);
+  LEV_TRY(write_charts(t, samples, order, out));
+  fputs(
+      "<p>Each recorded allocation or free is one step to the right; the strips on top name the phase and its layer or "
+      "step; the dashed line is the plan made before the run.</p>\n<h2>Live set at the peak of each class</h2>\n<div "
+      "class=\"tables\">\n",
+      out);
+  for (int c = 0; c < LEV_MEM_CLASSES; ++c) write_live_set(t, (lev_mem)c, order, out);
+  fputs("</div>\n<h2>Phases</h2>\n<table class=\"phases\"><tr><th>phase</th><th>times</th><th>device peak</th>"
+        "<th>pinned peak</th><th>host peak</th><th>of the device peak</th><th>copies</th><th>copied</th>"
+        "<th>collectives</th><th>sent</th></tr>\n",
+        out);
+  write_phase_rows(t, out);
+  fputs("</table>\n</details>\n", out);
+  return LEV_OK;
+}
+
+static lev_status sample_and_write_rank(const lev_timeline *t, bool open, FILE *out) {
+  lev_samples samples;
+  const lev_timeline_tag **order = lev_calloc(LEV_HEAP_REPORT, (size_t)t->n_tags, sizeof *order);
+  if (!order) return LEV_ERR_NOMEM;
+  lev_status st = lev_samples_take(t, PAGE_BUCKETS, &samples);
+  if (st == LEV_OK) st = write_rank(t, open, &samples, order, out);
+  lev_samples_free(&samples);
+  lev_free(order);
+  return st;
+}
+
+static lev_status write_page(const lev_timeline *const *ranks, int n, const char *title, FILE *out) {
   fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
         "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>Memory of ",
         out);
   lev_html_text(out, title);
   fprintf(out, "</title><style>\n%s</style></head><body>\n<h1>Memory of ", lev_trace_style);
   lev_html_text(out, title);
-  fprintf(out, "</h1>\n<p>rank %d", t->rank);
-  if (t->ranks > 0) fprintf(out, " of %d", t->ranks);
-  fprintf(out, " &middot; %lld allocations and frees in %lld phases &middot; %.3f s recorded</p>\n",
-          (long long)t->n_changes, (long long)t->n_phases,
-          (double)(t->changes[t->n_changes - 1].time_ns - t->changes[0].time_ns) / 1e9);
-  write_cards(t, out);
-  LEV_TRY(write_charts(t, samples, order, out));
-  fputs(
-      "<p>Each recorded allocation or free is one step to the right; the strip on top names the phase; the dashed line "
-      "is the plan made before the run.</p>\n<h2>Live set at the peak of each class</h2>\n<div class=\"tables\">\n",
-      out);
-  for (int c = 0; c < LEV_MEM_CLASSES; ++c) write_live_set(t, (lev_mem)c, order, out);
-  fputs("</div>\n<h2>Phases</h2>\n<table id=\"phases\"><tr><th>phase</th><th>times</th><th>device peak</th>"
-        "<th>pinned peak</th><th>host peak</th><th>of the device peak</th><th>copies</th><th>copied</th>"
-        "<th>collectives</th><th>sent</th></tr>\n",
-        out);
-  write_phase_rows(t, out);
-  fputs("</table>\n<div id=\"tip\"></div>\n", out);
-  LEV_TRY(write_json(t, out));
+  fputs("</h1>\n", out);
+  for (int i = 0; i < n; ++i) LEV_TRY(sample_and_write_rank(ranks[i], i == 0, out));
+  fputs("<div id=\"tip\"></div>\n", out);
+  LEV_TRY(write_json(ranks, n, out));
   fprintf(out, "<script>\n%s</script>\n</body></html>\n", lev_trace_script);
   return LEV_OK;
 }
 
-lev_status lev_trace_page(const lev_timeline *t, const char *title, const char *path) {
+lev_status lev_trace_page(const lev_timeline *const *ranks, int n, const char *title, const char *path) {
   char temporary[1024];
-  lev_samples samples;
-  const lev_timeline_tag **order = lev_calloc(LEV_HEAP_REPORT, (size_t)t->n_tags, sizeof *order);
-  if (!order) return LEV_ERR_NOMEM;
+  if (n < 1) return lev_fail(LEV_ERR_ARG, "a trace page of %d ranks", n);
   snprintf(temporary, sizeof temporary, "%.1000s.tmp", path);
-  lev_status st = lev_samples_take(t, PAGE_BUCKETS, &samples);
-  FILE *file = st == LEV_OK ? fopen(temporary, "w") : NULL;
-  if (st == LEV_OK && !file) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", temporary, strerror(errno));
-  if (st == LEV_OK) st = write_page(t, title, &samples, order, file);
-  bool failed = file && ferror(file) != 0;
-  if (file && fclose(file) != 0) failed = true;
+  FILE *file = fopen(temporary, "w");
+  if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", temporary, strerror(errno));
+  lev_status st = write_page(ranks, n, title, file);
+  bool failed = ferror(file) != 0;
+  if (fclose(file) != 0) failed = true;
   if (st == LEV_OK && (failed || rename(temporary, path) != 0))
     st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  if (st != LEV_OK && file) remove(temporary);
-  lev_samples_free(&samples);
-  lev_free(order);
+  if (st != LEV_OK) remove(temporary);
   return st;
 }

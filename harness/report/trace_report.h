@@ -21,9 +21,10 @@ LEV_MUST_CHECK lev_status lev_trace_table(const lev_timeline *timeline, bool eac
  * json_decref. */
 json_t *lev_trace_json(const lev_timeline *timeline, int64_t buckets);
 
-/* One page: inline SVG (stacked areas by tag over the recorded changes, bound lines, phases), live set at the peaks,
- * the JSON above in <script type="application/json" id="levee-trace">. Needs no network. `title` names the run. Written
- * by a temporary file and a rename. Errors: LEV_ERR_IO, LEV_ERR_NOMEM. */
-LEV_MUST_CHECK lev_status lev_trace_page(const lev_timeline *timeline, const char *title, const char *path);
+/* One page with a section per rank, the first one open: inline SVG (stacked areas by tag over the recorded changes,
+ * bound lines, phases), live set at the peaks, phases; {"ranks": [the JSON above, ...]} in <script
+ * type="application/json" id="levee-trace">. Needs no network. `title` names the run. Written by a temporary file and a
+ * rename. Errors: LEV_ERR_ARG (no rank), LEV_ERR_IO, LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status lev_trace_page(const lev_timeline *const *ranks, int n, const char *title, const char *path);
 
 #endif

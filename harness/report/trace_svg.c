@@ -218,6 +218,25 @@ static void write_ticks(const plot *p) {
   }
 }
 
+/* Times since the start below the changes they belong to. */
+static void write_times(const plot *p) {
+  const lev_timeline *t = p->t;
+  int64_t ticks = t->n_changes < 9 ? t->n_changes : 9;
+  for (int64_t i = 0; i < ticks; ++i) {
+    int64_t change = ticks > 1 ? i * (t->n_changes - 1) / (ticks - 1) : 0;
+    double ms = (double)t->changes[change].time_ns / 1e6, x = (x_of(p, change) + x_of(p, change + 1)) / 2;
+    const char *anchor = i == 0 ? "start" : i == ticks - 1 ? "end" : "middle";
+    fprintf(p->out, "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>", x, x, p->bottom,
+            p->bottom + 4);
+    fprintf(p->out, "<text text-anchor=\"%s\" x=\"%.1f\" y=\"%.1f\">%.*f %s</text>\n", anchor,
+            i == ticks - 1 ? RIGHT : x, p->bottom + 15,
+            ms < 10 || ms >= 1000 ? 2
+            : ms < 100            ? 1
+                                  : 0,
+            ms < 1000 ? ms : ms / 1000, ms < 1000 ? "ms" : "s");
+  }
+}
+
 static void write_strip(const plot *p, double y, double x, double width, int shade, const char *label,
                         const char *title) {
   fprintf(p->out, "<rect class=\"phase p%d\" x=\"%.1f\" y=\"%.0f\" width=\"%.1f\" height=\"%.0f\"><title>", shade, x, y,
@@ -323,8 +342,8 @@ static void write_all(plot *p) {
   size_t most = highest(p);
   p->bottom = TOP + p->chart->height;
   p->top_bytes = most > 0 ? 1.1 * (double)most : 1;
-  fprintf(p->out, "<svg class=\"chart\" id=\"chart-%s%s\" data-class=\"%s\" data-left=\"%.0f\" data-right=\"%.0f\" ",
-          name, p->chart->work ? "-work" : "", name, LEFT, RIGHT);
+  fprintf(p->out, "<svg class=\"chart%s\" data-class=\"%s\" data-left=\"%.0f\" data-right=\"%.0f\" ",
+          p->chart->work ? " work" : "", name, LEFT, RIGHT);
   fprintf(p->out, "viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s bytes by tag\">\n", VIEW_WIDTH,
           p->bottom + VIEW_BOTTOM, name);
   write_ticks(p);
@@ -332,8 +351,7 @@ static void write_all(plot *p) {
   write_phases(p);
   if (p->t->has_plan && p->planned > 0) write_bound(p);
   write_peak(p);
-  fprintf(p->out, "<text class=\"tick\" x=\"%.0f\" y=\"%.1f\">recorded changes: %lld</text>\n", RIGHT, p->bottom + 14,
-          (long long)p->t->n_changes);
+  write_times(p);
   fprintf(p->out, "<line class=\"cross\" x1=\"0\" x2=\"0\" y1=\"%.0f\" y2=\"%.0f\"/></svg>\n", TOP, p->bottom);
 }
 

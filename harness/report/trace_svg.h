@@ -18,8 +18,9 @@ typedef struct lev_chart {
   double height; /* of the plot, in SVG units; the width is fixed */
 } lev_chart;
 
-/* Writes <svg>...</svg>: areas (path.area with data-tag), the planned bytes as a dashed line, the peak, ticks, the
- * phases as a strip on top. Errors: LEV_ERR_NOMEM; the caller checks `out` for write errors. */
+/* Writes <svg>...</svg>: areas (path.area with data-tag), the planned bytes as a dashed line, the peak, bytes to
+ * the left, times below, the phases as strips on top. Errors: LEV_ERR_NOMEM; the caller checks `out` for write errors.
+ */
 LEV_MUST_CHECK lev_status lev_chart_write(const lev_chart *chart, FILE *out);
 
 /* True for tags that are live nearly all the time. */

@@ -241,8 +241,17 @@ static json_t *page_numbers(const char *page) {
   return root;
 }
 
-static void check_page(const char *page, const lev_ledger *ledger) {
+/* Numbers of section i. */
+static json_t *page_rank(const char *page, size_t i) {
   json_t *root = page_numbers(page);
+  json_t *rank = json_incref(json_array_get(json_object_get(root, "ranks"), i));
+  T_EXPECT(rank != NULL);
+  json_decref(root);
+  return rank;
+}
+
+static void check_page(const char *page, size_t section, const lev_ledger *ledger) {
+  json_t *root = page_rank(page, section);
   for (int i = 0; i < lev_ledger_count(ledger); ++i) {
     lev_ledger_row row = lev_ledger_at(ledger, i);
     json_t *cls = json_object_get(root, lev_mem_name(row.cls));
@@ -262,9 +271,10 @@ T_TEST(trace_page_numbers_and_escaping) {
   lev_timeline *t = NULL;
   put_memory(&f, &ledger, 1);
   if (T_EXPECT_OK(lev_timeline_read(f.path, 0, &t)) &&
-      T_EXPECT_OK(lev_trace_page(t, "<i>run</i> & \"more\"", in_folder(&f, "trace.html")))) {
+      T_EXPECT_OK(
+          lev_trace_page((const lev_timeline *const *)&t, 1, "<i>run</i> & \"more\"", in_folder(&f, "trace.html")))) {
     char *page = get(in_folder(&f, "trace.html"));
-    check_page(page, ledger);
+    check_page(page, 0, ledger);
     T_EXPECT(strstr(page, "<i>run") == NULL && strstr(page, "<b a=") == NULL);
     T_EXPECT(strstr(page, "evil.&lt;/script&gt;&lt;b a=&quot;x&quot;") != NULL);
     T_EXPECT(strstr(page, "http://") == NULL && strstr(page, "https://") == NULL && strstr(page, " src=") == NULL);
@@ -272,10 +282,40 @@ T_TEST(trace_page_numbers_and_escaping) {
     T_EXPECT(strstr(page, "nan") == NULL && strstr(page, "inf") == NULL);
     free(page);
   }
-  T_EXPECT_STATUS(lev_trace_page(t, "x", in_folder(&f, "none/trace.html")), LEV_ERR_IO);
+  T_EXPECT_STATUS(lev_trace_page((const lev_timeline *const *)&t, 1, "x", in_folder(&f, "none/trace.html")),
+                  LEV_ERR_IO);
   T_EXPECT(strstr(lev_detail(), "none/trace.html") != NULL);
   lev_timeline_destroy(t);
   end_run(ledger);
+  remove_folder(&f);
+}
+
+static int count_of(const char *text, const char *word) {
+  int n = 0;
+  for (; (text = strstr(text, word)) != NULL; text += strlen(word)) ++n;
+  return n;
+}
+
+T_TEST(trace_page_of_two_ranks) {
+  folder f = make_folder();
+  lev_ledger *ledgers[2] = {make_run(&f, 0, 300, 0), make_run(&f, 1, 200, 70000)};
+  lev_timeline *t[2] = {NULL};
+  put_memory(&f, ledgers, 2);
+  if (T_EXPECT_OK(lev_timeline_read(f.path, -1, &t[0])) && T_EXPECT_OK(lev_timeline_read(f.path, 0, &t[1])) &&
+      T_EXPECT_OK(lev_trace_page((const lev_timeline *const *)t, 2, "x", in_folder(&f, "trace.html")))) {
+    char *page = get(in_folder(&f, "trace.html"));
+    check_page(page, 0, ledgers[1]);
+    check_page(page, 1, ledgers[0]);
+    T_EXPECT_EQ_I64(count_of(page, "<details class=\"rank\""), 2);
+    T_EXPECT_EQ_I64(count_of(page, "data-rank=\"1\" open"), 1);
+    T_EXPECT_EQ_I64(count_of(page, "data-rank=\"0\" open"), 0);
+    free(page);
+  }
+  T_EXPECT_STATUS(lev_trace_page((const lev_timeline *const *)t, 0, "x", in_folder(&f, "no.html")), LEV_ERR_ARG);
+  lev_timeline_destroy(t[0]);
+  lev_timeline_destroy(t[1]);
+  end_run(ledgers[0]);
+  end_run(ledgers[1]);
   remove_folder(&f);
 }
 
@@ -284,9 +324,9 @@ T_TEST(trace_page_without_plan) {
   lev_ledger *ledger = make_run(&f, 0, 50, 0);
   lev_timeline *t = NULL;
   if (T_EXPECT_OK(lev_timeline_read(f.path, -1, &t)) &&
-      T_EXPECT_OK(lev_trace_page(t, "x", in_folder(&f, "trace.html")))) {
+      T_EXPECT_OK(lev_trace_page((const lev_timeline *const *)&t, 1, "x", in_folder(&f, "trace.html")))) {
     char *page = get(in_folder(&f, "trace.html"));
-    json_t *root = page_numbers(page), *device = json_object_get(root, "device");
+    json_t *root = page_rank(page, 0), *device = json_object_get(root, "device");
     T_EXPECT(!t->has_plan && strstr(page, "class=\"bound\"") == NULL);
     T_EXPECT_EQ_I64(json_bytes(device, "peak_bytes"), lev_ledger_peak(ledger, LEV_MEM_DEVICE));
     T_EXPECT(json_object_get(device, "planned_bytes") == NULL);
@@ -396,9 +436,9 @@ T_TEST(trace_strange_values) {
     put(&f, "memory.json", memories[i]);
     if (T_EXPECT_OK(lev_timeline_read(f.path, 0, &t))) {
       T_EXPECT_EQ_I64(t->unmatched, 1);
-      T_EXPECT_OK(lev_trace_page(t, "x", in_folder(&f, "trace.html")));
+      T_EXPECT_OK(lev_trace_page((const lev_timeline *const *)&t, 1, "x", in_folder(&f, "trace.html")));
       char *page = get(in_folder(&f, "trace.html"));
-      json_t *root = page_numbers(page), *tag;
+      json_t *root = page_rank(page, 0), *tag;
       const char *name;
       size_t sum = 0;
       json_object_foreach(json_object_get(json_object_get(root, "host"), "tags"), name, tag) sum +=
