@@ -38,6 +38,7 @@ LEV_CHOICES(CHOICE_TEXT)
 #define ROW_DTYPE(d, lo, hi) ROW_CHOICE(d, DTYPE)
 #define ROW_QK_NORM(d, lo, hi) ROW_CHOICE(d, QK_NORM)
 #define ROW_ROPE(d, lo, hi) ROW_CHOICE(d, ROPE)
+#define ROW_SCORE(d, lo, hi) ROW_CHOICE(d, SCORE)
 #define ROW_BALANCE(d, lo, hi) ROW_CHOICE(d, BALANCE)
 #define ROW_GRAD_DTYPE(d, lo, hi) ROW_CHOICE(d, GRAD_DTYPE)
 #define ROW_OPTIMIZER(d, lo, hi) ROW_CHOICE(d, OPTIMIZER)
@@ -114,16 +115,25 @@ static const option *find(const char *name) {
 }
 
 static lev_status unknown(const char *name, const char *origin) {
-  const char *nearest = "";
-  int best = 1000;
+  const char *nearest = "", *key = strrchr(name, '.') ? strrchr(name, '.') + 1 : name;
+  enum { SAME_KEY = 1000 };
+  int best = SAME_KEY;
   for (int i = 0; i < N_OPTIONS; ++i) {
     int d = distance(name, options[i].name);
+    if (strcmp(strrchr(options[i].name, '.') + 1, key) == 0) d -= SAME_KEY; /* the right key in another section */
     if (d < best) best = d, nearest = options[i].name;
   }
   return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; the nearest is %s", origin, name, nearest);
 }
 
 /* ---- values ---- */
+
+/* Decimal digits only: strtod alone would also take "0x1p3", " 1", "inf". */
+static bool starts_decimal(const char *text) {
+  const char *at = text + (*text == '+' || *text == '-');
+  bool digit = (*at >= '0' && *at <= '9') || (*at == '.' && at[1] >= '0' && at[1] <= '9');
+  return digit && !(at[0] == '0' && (at[1] == 'x' || at[1] == 'X'));
+}
 
 /* Number with an optional suffix from `units` (name, factor); false if malformed or past int64. */
 static bool scaled(const char *text, int64_t *out) {
@@ -135,7 +145,7 @@ static bool scaled(const char *text, int64_t *out) {
   char *end;
   errno = 0;
   double fraction = strtod(text, &end);
-  if (end == text || errno != 0 || !isfinite(fraction)) return false;
+  if (!starts_decimal(text) || end == text || errno != 0 || !isfinite(fraction)) return false;
   char *integer_end;
   long long whole = strtoll(text, &integer_end, 10);
   bool is_whole = integer_end == end && errno == 0;
@@ -177,7 +187,7 @@ static lev_status set_size(lev_config *config, const option *o, const char *valu
 static lev_status set_real(lev_config *config, const option *o, const char *value, const char *origin) {
   char *end;
   double x = strtod(value, &end);
-  if (end == value || *end != '\0' || !isfinite(x))
+  if (!starts_decimal(value) || end == value || *end != '\0' || !isfinite(x))
     return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" is no number", origin, o->name, value);
   if (x < o->low_real || x > o->high_real)
     return lev_fail(LEV_ERR_CONFIG, "%s: %s = %g is outside %g .. %g", origin, o->name, x, o->low_real, o->high_real);
@@ -279,8 +289,9 @@ lev_status lev_config_read(lev_config *config, const char *path) {
   if (st == LEV_OK) st = lev_config_parse(config, text, path);
   if (st == LEV_OK && config->run.folder[0] == '\0') { /* runs/<file name without .toml> */
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    int length = (int)strcspn(base, ".");
-    snprintf(config->run.folder, LEV_TEXT_MAX, "runs/%.*s", length > 200 ? 200 : length, base);
+    int length = (int)strlen(base);
+    if (length > 5 && strcmp(base + length - 5, ".toml") == 0) length -= 5;
+    snprintf(config->run.folder, LEV_TEXT_MAX, "runs/%.*s", length > 255 ? 255 : length, base);
   }
   lev_free(text);
   return st;
@@ -329,6 +340,9 @@ lev_status lev_config_validate(const lev_config *c) {
   if (c->lr_scheduler.warmup_steps > c->train.steps)
     return lev_fail(LEV_ERR_CONFIG, "lr_scheduler.warmup_steps = %lld exceeds train.steps = %lld",
                     (long long)c->lr_scheduler.warmup_steps, (long long)c->train.steps);
+  if (c->run.folder[0] == '\0' || c->checkpoint.folder[0] == '\0')
+    return lev_fail(LEV_ERR_CONFIG, "%s is empty; it must name a folder",
+                    c->run.folder[0] == '\0' ? "run.folder" : "checkpoint.folder");
   const struct {
     const char *name;
     int64_t value;
@@ -351,6 +365,31 @@ static const char *choice_text(const option *o, int index, int *length) {
   return at;
 }
 
+/* The shortest text that reads back to the same number. */
+static void print_real(double value, FILE *out) {
+  char text[40];
+  for (int digits = 6; digits <= 17; ++digits) {
+    snprintf(text, sizeof text, "%.*g", digits, value);
+    if (strtod(text, NULL) == value) break;
+  }
+  fprintf(out, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+}
+
+/* A basic string of TOML. */
+static void print_text(const char *text, FILE *out) {
+  fputc('"', out);
+  for (; *text; ++text) {
+    unsigned char c = (unsigned char)*text;
+    if (c == '"' || c == '\\')
+      fprintf(out, "\\%c", c);
+    else if (c < 0x20 || c == 0x7f)
+      fprintf(out, "\\u%04x", c);
+    else
+      fputc(c, out);
+  }
+  fputc('"', out);
+}
+
 static void print_value(const lev_config *config, const option *o, FILE *out) {
   const void *p = field_of(config, o);
   int length;
@@ -365,7 +404,7 @@ static void print_value(const lev_config *config, const option *o, FILE *out) {
       fprintf(out, "%zu", *(const size_t *)p);
     break;
   case KIND_REAL:
-    fprintf(out, "%.17g", *(const double *)p);
+    print_real(*(const double *)p, out);
     break;
   case KIND_BOOL:
     fputs(*(const bool *)p ? "true" : "false", out);
@@ -376,9 +415,7 @@ static void print_value(const lev_config *config, const option *o, FILE *out) {
     break;
   }
   default:
-    fputc('"', out);
-    for (const char *c = p; *c; ++c) fprintf(out, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
-    fputc('"', out);
+    print_text(p, out);
   }
 }
 
@@ -406,7 +443,10 @@ void lev_config_help(FILE *out) {
     const option *o = &options[i];
     fprintf(out, "--%-32s %-24s ", o->name, o->choices ? o->choices : kinds[o->kind]);
     print_value(defaults, o, out);
-    fprintf(out, "\n      %s\n", o->help);
+    fprintf(out, "\n      %s", o->help);
+    if (o->kind == KIND_INT) fprintf(out, " [%lld .. %lld]", (long long)o->low, (long long)o->high);
+    if (o->kind == KIND_REAL) fprintf(out, " [%g .. %g]", o->low_real, o->high_real);
+    fputc('\n', out);
   }
   lev_free(defaults);
 }
