@@ -278,8 +278,9 @@ static void write_phases(const plot *p) {
     lev_timeline_phase_text(&t->phases[i], first);
     lev_timeline_phase_text(&t->phases[next - 1], last);
     snprintf(title, sizeof title, next == i + 1 ? "%s" : "%s ... %s", first, last);
-    snprintf(number, sizeof number, t->phases[i].index < 0 || next > i + 1 ? "" : "%lld",
-             (long long)t->phases[i].index);
+    number[0] = '\0';
+    if (next == i + 1 && t->phases[i].index >= 0)
+      snprintf(number, sizeof number, "%lld", (long long)t->phases[i].index);
     write_strip(p, STRIP_TOP + STRIP_HEIGHT + 1, x, width, shade, number, title);
     fprintf(p->out, "<line class=\"edge\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.0f\" y2=\"%.0f\"/>\n", x, x, TOP, p->bottom);
     shade = 1 - shade;
