@@ -62,7 +62,9 @@ static lev_status put_escape(rewriter *r, const char *pattern, const char *p, bo
     return put(r, "}", 1);
   }
   if (word && !strchr("pPdDrntfxAz", c)) return refuse(pattern, p, 2);
-  return put(r, p, 2);
+  const char *close = strchr("pPx", c) && p[2] == '{' ? strchr(p, '}') : NULL;
+  if (close) *taken = (size_t)(close - p) + 1;
+  return put(r, p, *taken);
 }
 
 static lev_status rewrite(rewriter *r, const char *pattern) {
