@@ -109,3 +109,35 @@ void lev_topo_describe(const lev_topo *topo, char *text, size_t size) {
            : topo->real     ? "bound to nodes"
                             : "unbound (not this machine)");
 }
+
+#ifdef LEV_PORTABLE
+/* The static hwloc wants libudev, of which there is no archive, for the vendor and serial number of disks. Topologies
+ * here are loaded without disks, and hwloc takes "no udev" for an answer. */
+struct udev;
+struct udev_device;
+struct udev *udev_new(void);
+struct udev *udev_unref(struct udev *udev);
+struct udev_device *udev_device_new_from_subsystem_sysname(struct udev *udev, const char *subsystem, const char *name);
+struct udev_device *udev_device_unref(struct udev_device *device);
+const char *udev_device_get_property_value(struct udev_device *device, const char *key);
+
+struct udev *udev_new(void) {
+  return NULL;
+}
+struct udev *udev_unref(struct udev *udev) {
+  (void)udev;
+  return NULL;
+}
+struct udev_device *udev_device_new_from_subsystem_sysname(struct udev *udev, const char *subsystem, const char *name) {
+  (void)udev, (void)subsystem, (void)name;
+  return NULL;
+}
+struct udev_device *udev_device_unref(struct udev_device *device) {
+  (void)device;
+  return NULL;
+}
+const char *udev_device_get_property_value(struct udev_device *device, const char *key) {
+  (void)device, (void)key;
+  return NULL;
+}
+#endif
