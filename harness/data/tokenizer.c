@@ -191,7 +191,8 @@ static const lev_added_token *added_at(const lev_tokenizer *t, bool normalized, 
 
 typedef lev_status (*text_fn)(pass *p, const uint8_t *text, size_t size);
 
-/* Cuts out the added tokens of one group; the text between them goes to `between`. */
+/* Cuts out the added tokens of one group; the text between them goes to `between`. Where an rstrip token took white
+ * space along that holds another added token, that one counts too and the text goes on behind it, as there. */
 static lev_status cut_added(pass *p, bool normalized, const uint8_t *text, size_t size, text_fn between) {
   size_t done = 0, length;
   for (size_t i = 0; i < size;) {
@@ -202,12 +203,12 @@ static lev_status cut_added(pass *p, bool normalized, const uint8_t *text, size_
     }
     size_t begin = i, end = i + a->size;
     i = end;
-    if (begin < done) continue; /* an earlier one took this along */
-    while (a->lstrip && begin > done && lev_space_at_end(text + done, begin - done, &length)) begin -= length;
+    while (a->lstrip && begin > 0 && lev_space_at_end(text, begin, &length)) begin -= length;
+    if (a->lstrip && begin < done) begin = done;
     while (a->rstrip && lev_space_at_start(text + end, size - end, &length)) end += length;
     if (begin > done) LEV_TRY(between(p, text + done, begin - done));
     if (p->token) LEV_TRY(p->token(p, a->id));
-    done = end;
+    done = end > begin ? end : begin;
   }
   return size > done ? between(p, text + done, size - done) : LEV_OK;
 }
