@@ -29,7 +29,8 @@ static const char *value_of(const char *name, int argc, char **argv, int *i) {
   if (strncmp(argv[*i], name, length) != 0) return NULL;
   if (argv[*i][length] == '=') return argv[*i] + length + 1;
   if (argv[*i][length] != '\0' || *i + 1 >= argc) return NULL;
-  return argv[++*i];
+  const char *next = argv[++*i];
+  return next ? next : "";
 }
 
 static lev_status parse(int argc, char **argv, trace_options *o) {

@@ -114,13 +114,19 @@ static const option *find(const char *name) {
   return NULL;
 }
 
+/* What follows the last dot of a name. */
+static const char *key_of(const char *name) {
+  const char *dot = strrchr(name, '.');
+  return dot ? dot + 1 : name;
+}
+
 static lev_status unknown(const char *name, const char *origin) {
-  const char *nearest = "", *key = strrchr(name, '.') ? strrchr(name, '.') + 1 : name;
+  const char *nearest = "", *key = key_of(name);
   enum { SAME_KEY = 1000 };
   int best = SAME_KEY;
   for (int i = 0; i < N_OPTIONS; ++i) {
     int d = distance(name, options[i].name);
-    if (strcmp(strrchr(options[i].name, '.') + 1, key) == 0) d -= SAME_KEY; /* the right key in another section */
+    if (strcmp(key_of(options[i].name), key) == 0) d -= SAME_KEY; /* the right key in another section */
     if (d < best) best = d, nearest = options[i].name;
   }
   return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; the nearest is %s", origin, name, nearest);

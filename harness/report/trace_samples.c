@@ -62,9 +62,10 @@ lev_status lev_samples_take(const lev_timeline *t, int64_t buckets, lev_samples 
       if (out->n == 0 || out->change[out->n - 1] != out->change[i]) out->change[out->n++] = out->change[i];
     out->live = lev_calloc(LEV_HEAP_REPORT, (size_t)out->n, (size_t)t->n_tags * sizeof *out->live);
   }
-  if (out->live) fill_live(t, live, out);
+  bool ok = live && out->change && out->live;
+  if (ok) fill_live(t, live, out);
   lev_free(live);
-  if (out->live) return LEV_OK;
+  if (ok) return LEV_OK;
   lev_samples_free(out);
   return LEV_ERR_NOMEM;
 }

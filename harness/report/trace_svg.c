@@ -208,8 +208,9 @@ static double tick_step(double most) {
 static void write_ticks(const plot *p) {
   static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double step = tick_step(p->top_bytes);
-  for (double bytes = 0; bytes <= p->top_bytes * 1.0001; bytes += step) {
-    double y = y_of(p, bytes), shown = bytes;
+  int n = (int)floor(p->top_bytes * 1.0001 / step);
+  for (int i = 0; i <= n; ++i) {
+    double shown = step * i, y = y_of(p, shown);
     int unit = 0;
     while (shown >= 1024 && unit < 5) shown /= 1024, ++unit;
     fprintf(p->out, "<line class=\"grid\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" y2=\"%.1f\"/>", LEFT, RIGHT, y, y);
