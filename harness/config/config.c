@@ -447,7 +447,7 @@ void lev_config_help(FILE *out) {
   lev_config_defaults(defaults);
   for (int i = 0; i < N_OPTIONS; ++i) {
     const option *o = &options[i];
-    fprintf(out, "--%-32s %-24s ", o->name, o->choices ? o->choices : kinds[o->kind]);
+    fprintf(out, "--%-32s %-24s ", o->name, o->kind == KIND_CHOICE ? o->choices : kinds[o->kind]);
     print_value(defaults, o, out);
     fprintf(out, "\n      %s", o->help);
     if (o->kind == KIND_INT) fprintf(out, " [%lld .. %lld]", (long long)o->low, (long long)o->high);

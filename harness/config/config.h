@@ -15,7 +15,7 @@
 #define LEV_TEXT_MAX 512 /* bytes of a TEXT value, end included */
 
 /* Choice values, in the order of their lists in options.h; DTYPE's are those of lev_dtype. */
-typedef enum lev_balance { LEV_BALANCE_SWITCH, LEV_BALANCE_NONE } lev_balance;
+typedef enum lev_balance { LEV_BALANCE_SWITCH, LEV_BALANCE_NONE, LEV_BALANCE_AUX_FREE } lev_balance;
 typedef enum lev_grad_choice { LEV_GRAD_AUTO, LEV_GRAD_F32, LEV_GRAD_BF16, LEV_GRAD_F64 } lev_grad_choice;
 typedef enum lev_optimizer { LEV_OPTIMIZER_ADAMW, LEV_OPTIMIZER_MUON } lev_optimizer;
 typedef enum lev_decay { LEV_DECAY_COSINE, LEV_DECAY_LINEAR, LEV_DECAY_NONE } lev_decay;
@@ -30,6 +30,7 @@ typedef enum lev_device_choice { LEV_DEVICE_AUTO, LEV_DEVICE_CPU, LEV_DEVICE_CUD
 #define LEV_FIELD_DTYPE(key) int key
 #define LEV_FIELD_QK_NORM(key) int key
 #define LEV_FIELD_ROPE(key) int key
+#define LEV_FIELD_SCORE(key) int key
 #define LEV_FIELD_BALANCE(key) int key
 #define LEV_FIELD_GRAD_DTYPE(key) int key
 #define LEV_FIELD_OPTIMIZER(key) int key

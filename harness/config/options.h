@@ -13,7 +13,8 @@
   X(DTYPE, "f64|f32|bf16")                                                                                             \
   X(QK_NORM, "none|full|head")                                                                                         \
   X(ROPE, "none|linear|yarn")                                                                                          \
-  X(BALANCE, "switch|none")                                                                                            \
+  X(SCORE, "softmax|sigmoid")                                                                                          \
+  X(BALANCE, "switch|none|aux_free")                                                                                            \
   X(GRAD_DTYPE, "auto|f32|bf16|f64")                                                                                   \
   X(OPTIMIZER, "adamw|muon")                                                                                           \
   X(DECAY, "cosine|linear|none")                                                                                       \
@@ -38,6 +39,10 @@
   O(model, num_experts_per_tok, INT, 0, 0, 4096, "experts per token k")                                                \
   O(model, moe_intermediate_size, INT, 0, 0, 1 << 20, "expert width I")                                                \
   O(model, norm_topk_prob, BOOL, 0, 0, 0, "divide the chosen probabilities by their sum (Qwen3; OLMoE does not)")     \
+  O(model, scoring_func, SCORE, 0, 0, 0, "router scores of the logits (DeepSeek-V3: sigmoid)")                        \
+  O(model, n_group, INT, 1, 1, 4096, "groups of experts; 1 = none")                                                    \
+  O(model, topk_group, INT, 1, 1, 4096, "groups that a token may use, those whose two best experts score highest")    \
+  O(model, routed_scaling_factor, REAL, 1, 0, 1e6, "factor on the routed experts' weights")                            \
   O(model, qk_norm, QK_NORM, 0, 0, 0, "RMS norm of q and k: over the whole projection (OLMoE: full) or per head (Qwen3: head)") \
   O(model, rms_norm_eps, REAL, 1e-5, 0, 1, "epsilon of all RMS norms")                                                 \
   O(model, clip_qkv, REAL, 0, 0, 1e30, "q, k and v clamped to this size after the norms; 0 = off")                     \
@@ -53,8 +58,9 @@
   O(model, sliding_window_pattern, INT, 0, 0, 100000, "every n-th layer sees everything (Gemma); 0 = none")           \
   O(model, tie_word_embeddings, BOOL, 0, 0, 0, "the embedding table is the output head too")                           \
   O(model, initializer_range, REAL, 0.02, 0, 10, "standard deviation of first weights (truncated at 3 sigma)")        \
-  O(model, balance, BALANCE, 0, 0, 0, "load balancing of experts")                                                     \
+  O(model, balance, BALANCE, 0, 0, 0, "of experts: a loss, none, or a bias on the selection updated after each step")                                                     \
   O(model, router_aux_loss_coef, REAL, 0.01, 0, 1e6, "weight of the Switch balance loss")                              \
+  O(model, bias_update_rate, REAL, 0.001, 0, 1e6, "aux_free: step of the selection bias")                              \
   O(model, router_z_loss_coef, REAL, 0.001, 0, 1e6, "weight of the mean squared log-sum-exp of router scores")
 
 #define LEV_OPTIONS_data(O)                                                                                            \

@@ -50,26 +50,29 @@ typedef struct lev_qk_args {
 } lev_qk_args;
 extern const lev_kernel lev_qk_kernel, lev_qk_backward_kernel;
 
-/* Router, forward: probabilities p = softmax(logits) over E, the top_k experts (ties to the lower id), their weights
- * (p, or p / sum of the chosen p). `select` false keeps the given ids and only rebuilds the weights. */
+/* Router, forward: scores of the logits, the chosen experts and their weights, as lev_route_rule says; best first.
+ * `select` false keeps the given ids and only rebuilds the weights. Probabilities p, for the statistics and the balance
+ * loss, are the scores divided by their sum over E. */
 typedef struct lev_router_args {
   lev_dtype dtype;
   int64_t rows, experts, top_k;
-  bool norm_topk, select, uniform; /* uniform: ids[t, j] = (t * top_k + j) mod E whatever the scores */
-  const void *logits;              /* A [rows, E] */
-  int32_t *ids;                    /* [rows, k] */
-  void *weights;                   /* A [rows, k] */
-  int64_t *counts;                 /* [E] +=, assignments; NULL = not wanted */
+  lev_route_rule rule;
+  bool select, uniform; /* uniform: ids[t, j] = (t * top_k + j) mod E whatever the scores */
+  const void *logits;   /* A [rows, E] */
+  const void *bias;     /* A [E], added to the scores for the choice; NULL = none */
+  int32_t *ids;         /* [rows, k] */
+  void *weights;        /* A [rows, k] */
+  int64_t *counts;      /* [E] +=, assignments; NULL = not wanted */
   double *sums; /* f64 [1 + 2 E] +=: sum of squared log-sum-exp, of p per expert, assignments per expert; or NULL */
 } lev_router_args;
 extern const lev_kernel lev_router_kernel;
 
 /* Router, backward: d logits from d weights plus the balance and z-loss terms.
- * balance: d/dp[t,e] += balance_scale * counts[e]; z: d/dlogit += z_scale * 2 * lse * p. */
+ * balance: d/dp[t,e] += balance_scale * counts[e]; z: d/dlogit += z_scale * 2 * lse * softmax. */
 typedef struct lev_router_backward_args {
   lev_dtype dtype;
   int64_t rows, experts, top_k;
-  bool norm_topk;
+  lev_route_rule rule;
   const void *logits;    /* A [rows, E] */
   const int32_t *ids;    /* [rows, k] */
   const void *dweights;  /* A [rows, k] */
@@ -78,5 +81,15 @@ typedef struct lev_router_backward_args {
   void *dlogits; /* T [rows, E] out */
 } lev_router_backward_args;
 extern const lev_kernel lev_router_backward_kernel;
+
+/* Selection bias after a step: bias[e] += d[e] - mean(d), d[e] = rate * sign(mean(counts) - counts[e]). */
+typedef struct lev_route_bias_args {
+  lev_dtype dtype;
+  int64_t experts;
+  double rate;
+  const double *counts; /* f64 [E], assignments over the whole batch */
+  void *bias;           /* A [E] */
+} lev_route_bias_args;
+extern const lev_kernel lev_route_bias_kernel;
 
 #endif

@@ -57,3 +57,12 @@ static void router_backward_cpu(const void *args) {
   }
 }
 const lev_kernel lev_router_backward_kernel = {"model.router_backward", router_backward_cpu, NULL};
+
+static void route_bias_cpu(const void *args) {
+  const lev_route_bias_args *a = args;
+  if (a->dtype == LEV_F64)
+    route_bias_f64(a);
+  else
+    route_bias_f32(a);
+}
+const lev_kernel lev_route_bias_kernel = {"model.route_bias", route_bias_cpu, NULL};

@@ -61,6 +61,21 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
   return LEV_OK;
 }
 
+static lev_status check_route(const lev_model *m) {
+  const lev_route_rule *r = &m->route;
+  if (r->groups < 1 || m->experts % r->groups != 0 || r->top_groups < 1 || r->top_groups > r->groups)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "model.n_group = %lld must divide model.num_experts = %lld, and model.topk_group = %lld must be "
+                    "between 1 and it",
+                    (long long)r->groups, (long long)m->experts, (long long)r->top_groups);
+  if (m->top_k > r->top_groups * (m->experts / r->groups))
+    return lev_fail(LEV_ERR_CONFIG, "model.num_experts_per_tok = %lld, but %lld groups have %lld experts",
+                    (long long)m->top_k, (long long)r->top_groups,
+                    (long long)(r->top_groups * (m->experts / r->groups)));
+  if (!(r->scale > 0)) return lev_fail(LEV_ERR_CONFIG, "model.routed_scaling_factor = %g, must be above 0", r->scale);
+  return LEV_OK;
+}
+
 /* ---- building the tensor list ---- */
 
 typedef struct builder {
@@ -284,6 +299,7 @@ static void count_parameters(lev_params *p) {
 lev_status lev_params_create(const lev_model *model, const lev_layout *layout, lev_params **out) {
   *out = NULL;
   LEV_TRY(check(model, layout));
+  LEV_TRY(check_route(model));
   lev_params *p = lev_calloc(LEV_HEAP_MODEL, 1, sizeof *p);
   if (!p) return LEV_ERR_NOMEM;
   p->model = *model, p->layout = *layout;

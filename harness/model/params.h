@@ -23,12 +23,26 @@
 
 typedef enum lev_qk_norm { LEV_QK_NORM_NONE, LEV_QK_NORM_FULL, LEV_QK_NORM_HEAD } lev_qk_norm;
 
+typedef enum lev_score { LEV_SCORE_SOFTMAX, LEV_SCORE_SIGMOID } lev_score;
+
+/* How a token's router logits become experts and weights. s = softmax or sigmoid of the logits. Chosen are the top_k
+ * largest s + bias, where there are expert groups only among the top_groups groups whose two best sum highest; ties go
+ * to the lower id. Weights are scale * s, or scale * s / sum of the chosen s. The bias steers the choice alone (Wang et
+ * al., arXiv 2408.15664; DeepSeek-V3, arXiv 2412.19437). */
+typedef struct lev_route_rule {
+  lev_score score;
+  bool norm_topk;             /* divide the chosen scores by their sum */
+  int64_t groups, top_groups; /* groups of consecutive experts, and how many a token may use; groups = 1: off */
+  double scale;
+} lev_route_rule;
+
 /* Shape and constants of a decoder-only MoE model; symbols as in common/dims.h. */
 typedef struct lev_model {
   lev_dtype dtype; /* of weights and hidden states */
   int64_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, inter;
-  bool tied;           /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
-  bool norm_topk;      /* divide the chosen probabilities by their sum */
+  bool tied; /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
+  lev_route_rule route;
+  bool route_bias;     /* selection bias, updated after each step */
   lev_qk_norm qk_norm; /* FULL: RMS over the whole projection (OLMoE); HEAD: per head (Qwen3) */
   double clip_qkv;     /* q, k and v clamped to [-clip, clip], after the norms; 0 = off */
   int64_t window;      /* keys that a query of a sliding-window layer sees at most; 0 = no such layers */
@@ -36,6 +50,7 @@ typedef struct lev_model {
   lev_rope rope;
   double norm_eps, init_std;
   double aux_coef, z_coef; /* Switch balance loss and router z-loss; 0 = off */
+  double bias_rate;        /* step of the selection bias */
 } lev_model;
 
 /* Who computes what. All groups are runs of consecutive ranks; D, Ep and P divide W. */

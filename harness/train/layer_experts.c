@@ -19,10 +19,11 @@ static lev_status route(const lev_layer_run *r, const void *x, bool select, void
                           .rows = r->n,
                           .experts = r->m->experts,
                           .top_k = r->m->top_k,
-                          .norm_topk = r->m->norm_topk,
+                          .rule = r->m->route,
                           .select = select,
                           .uniform = rank->config->debug.uniform_routing,
                           .logits = *logits,
+                          .bias = lev_rank_route_bias(rank, r->layer),
                           .ids = layer_ids(r),
                           .weights = *weights};
   if (select) {
@@ -84,7 +85,7 @@ static lev_status router_backward(const lev_layer_run *r, const void *x, const v
       .rows = r->n,
       .experts = m->experts,
       .top_k = m->top_k,
-      .norm_topk = m->norm_topk,
+      .rule = m->route,
       .logits = logits,
       .ids = layer_ids(r),
       .dweights = dweights,

@@ -15,6 +15,16 @@ size_t lev_rank_staging_bytes(void) {
   return STAGING_BYTES;
 }
 
+size_t lev_rank_route_bias_bytes(const lev_model *m) {
+  return m->route_bias ? lev_bytes(m->layers, m->experts, lev_dtype_bytes(lev_dtype_arith(m->dtype))) : 0;
+}
+
+const void *lev_rank_route_bias(const lev_rank *rank, int layer) {
+  const lev_model *m = &rank->params->model;
+  size_t row = lev_bytes(1, m->experts, lev_dtype_bytes(lev_dtype_arith(m->dtype)));
+  return m->route_bias ? (const unsigned char *)rank->route_bias + (size_t)layer * row : NULL;
+}
+
 static bool is_dry(const lev_rank *rank) {
   return lev_device_backend(rank->device) == LEV_BACKEND_DRY;
 }
@@ -22,35 +32,41 @@ static bool is_dry(const lev_rank *rank) {
 /* ---- shape and layout ---- */
 
 lev_model lev_model_of(const lev_config *c) {
-  return (lev_model){.dtype = (lev_dtype)c->model.dtype,
-                     .vocab = c->model.vocab_size,
-                     .hidden = c->model.hidden_size,
-                     .layers = c->model.num_hidden_layers,
-                     .heads = c->model.num_attention_heads,
-                     .kv_heads = c->model.num_key_value_heads > 0 ? c->model.num_key_value_heads : c->model.num_attention_heads,
-                     .head_dim = c->model.head_dim > 0 ? c->model.head_dim
-                                                       : c->model.hidden_size / c->model.num_attention_heads,
-                     .experts = c->model.num_experts,
-                     .top_k = c->model.num_experts_per_tok,
-                     .inter = c->model.moe_intermediate_size,
-                     .tied = c->model.tie_word_embeddings,
-                     .norm_topk = c->model.norm_topk_prob,
-                     .qk_norm = (lev_qk_norm)c->model.qk_norm,
-                     .norm_eps = c->model.rms_norm_eps,
-                     .clip_qkv = c->model.clip_qkv,
-                     .window = c->model.sliding_window,
-                     .window_first = c->model.max_window_layers,
-                     .window_pattern = c->model.sliding_window_pattern,
-                     .rope = {.theta = c->model.rope_theta,
-                              .scaling = (lev_rope_scaling)c->model.rope_scaling,
-                              .factor = c->model.rope_factor,
-                              .original_max_position = c->model.rope_original_max_position,
-                              .beta_fast = c->model.rope_beta_fast,
-                              .beta_slow = c->model.rope_beta_slow,
-                              .attention_factor = c->model.rope_attention_factor},
-                     .init_std = c->model.initializer_range,
-                     .aux_coef = c->model.balance == LEV_BALANCE_SWITCH ? c->model.router_aux_loss_coef : 0,
-                     .z_coef = c->model.router_z_loss_coef};
+  return (lev_model){
+      .dtype = (lev_dtype)c->model.dtype,
+      .vocab = c->model.vocab_size,
+      .hidden = c->model.hidden_size,
+      .layers = c->model.num_hidden_layers,
+      .heads = c->model.num_attention_heads,
+      .kv_heads = c->model.num_key_value_heads > 0 ? c->model.num_key_value_heads : c->model.num_attention_heads,
+      .head_dim = c->model.head_dim > 0 ? c->model.head_dim : c->model.hidden_size / c->model.num_attention_heads,
+      .experts = c->model.num_experts,
+      .top_k = c->model.num_experts_per_tok,
+      .inter = c->model.moe_intermediate_size,
+      .tied = c->model.tie_word_embeddings,
+      .route = {.score = (lev_score)c->model.scoring_func,
+                .norm_topk = c->model.norm_topk_prob,
+                .groups = c->model.n_group,
+                .top_groups = c->model.topk_group,
+                .scale = c->model.routed_scaling_factor},
+      .route_bias = c->model.balance == LEV_BALANCE_AUX_FREE,
+      .bias_rate = c->model.bias_update_rate,
+      .qk_norm = (lev_qk_norm)c->model.qk_norm,
+      .norm_eps = c->model.rms_norm_eps,
+      .clip_qkv = c->model.clip_qkv,
+      .window = c->model.sliding_window,
+      .window_first = c->model.max_window_layers,
+      .window_pattern = c->model.sliding_window_pattern,
+      .rope = {.theta = c->model.rope_theta,
+               .scaling = (lev_rope_scaling)c->model.rope_scaling,
+               .factor = c->model.rope_factor,
+               .original_max_position = c->model.rope_original_max_position,
+               .beta_fast = c->model.rope_beta_fast,
+               .beta_slow = c->model.rope_beta_slow,
+               .attention_factor = c->model.rope_attention_factor},
+      .init_std = c->model.initializer_range,
+      .aux_coef = c->model.balance == LEV_BALANCE_SWITCH ? c->model.router_aux_loss_coef : 0,
+      .z_coef = c->model.router_z_loss_coef};
 }
 
 static lev_layout layout_of(const lev_config *c, lev_comm *world) {
@@ -261,6 +277,7 @@ static lev_status persist_blocks(lev_rank *rank, lev_walk_fn walk, void *plan, l
 static lev_status persist_own(lev_rank *rank) {
   const lev_model *m = &rank->params->model;
   int64_t n = rank->max_tokens, sums = lev_rank_sums(m), s = rank->config->train.context;
+  int64_t bias_bytes = (int64_t)lev_rank_route_bias_bytes(m);
   const struct {
     lev_mem cls;
     const char *tag;
@@ -270,6 +287,8 @@ static lev_status persist_own(lev_rank *rank) {
   } list[] = {{LEV_MEM_DEVICE, "hidden.stream", m->dtype, n, m->hidden, &rank->hidden},
               {LEV_MEM_DEVICE, "router.ids", LEV_I32, m->layers * n, m->top_k, &rank->ids},
               {LEV_MEM_DEVICE, "router.counts", LEV_I64, m->layers, m->experts, &rank->counts},
+              {LEV_MEM_DEVICE, "router.bias", LEV_U8, 1, bias_bytes, &rank->route_bias},
+              {LEV_MEM_PINNED, "router.bias", LEV_U8, 1, bias_bytes, &rank->route_bias_pinned},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->tokens},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->labels},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->position},

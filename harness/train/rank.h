@@ -79,12 +79,14 @@ typedef struct lev_rank {
   int32_t *ids;                        /* [L, N, k] chosen experts */
   int64_t *counts;                     /* [L, E] assignments over the micro-batch, summed over ranks */
   int32_t *tokens, *labels, *position; /* [N] */
+  void *route_bias;                    /* A [L, E] selection bias, the same on every rank; with model.route_bias */
   double *sums;                        /* f64 scalars of a step, see lev_rank_sums */
   double *norm_scratch;
   void *workspace; /* library workspace of the compute stream */
   /* pinned and host */
   int32_t *batch_pinned; /* [3, N] staging of tokens, labels, positions */
   double *sums_pinned;
+  void *route_bias_pinned; /* A [L, E], for checkpoints */
   int32_t *sequence; /* host [2, S]: tokens and labels of a whole sequence */
   void *staging;     /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
   lev_batch batch;
@@ -101,6 +103,11 @@ static inline int64_t lev_rank_sums(const lev_model *m) {
 static inline double *lev_layer_sums(const lev_model *m, double *sums, int layer) {
   return sums + LEV_SUMS + layer * (1 + 2 * m->experts);
 }
+
+/* Selection bias of one layer, A [E]; NULL without. */
+const void *lev_rank_route_bias(const lev_rank *rank, int layer);
+/* Bytes of all selection biases. */
+size_t lev_rank_route_bias_bytes(const lev_model *m);
 
 /* The model that a configuration describes. */
 lev_model lev_model_of(const lev_config *config);

@@ -23,6 +23,23 @@ static void *at(void *base, int64_t element, lev_dtype dtype) {
   return (unsigned char *)base + (size_t)element * lev_dtype_bytes(dtype);
 }
 
+/* The selection biases: rank 0 keeps them for all. */
+static lev_status add_route_bias(lev_rank *rank, lev_state_piece *list, int *n) {
+  const lev_model *m = &rank->params->model;
+  if (!m->route_bias) return LEV_OK;
+  lev_dtype a = lev_dtype_arith(m->dtype);
+  LEV_TRY(
+      lev_copy(rank->compute, rank->route_bias_pinned, rank->route_bias, lev_rank_route_bias_bytes(m), "router.bias"));
+  LEV_TRY(lev_stream_sync(rank->compute));
+  for (int l = 0; l < (int)m->layers && rank->params->layout.rank == 0; ++l) {
+    lev_state_piece *s = &list[(*n)++];
+    snprintf(s->name, sizeof s->name, "master.model.layers.%d.mlp.gate.e_score_correction_bias", l);
+    s->dtype = a, s->rows = m->experts, s->cols = 1, s->vector = true;
+    s->data = at(rank->route_bias_pinned, l * m->experts, a);
+  }
+  return LEV_OK;
+}
+
 lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
   const lev_params *p = rank->params;
   bool muon_run = rank->muon != NULL;
@@ -32,7 +49,7 @@ lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
   LEV_TRY(oadamw_state(rank->adamw, rank->compute, &adamw));
   if (adamw.cls == LEV_MEM_DEVICE && lev_device_backend(rank->device) == LEV_BACKEND_CUDA)
     return lev_fail(LEV_ERR_UNSUPPORTED, "checkpoints need schedule.offload_adamw = bounded on this device");
-  *out = lev_calloc(LEV_HEAP_REPORT, (size_t)(3 * p->n_pieces + 1), sizeof **out);
+  *out = lev_calloc(LEV_HEAP_REPORT, (size_t)(3 * p->n_pieces + p->model.layers), sizeof **out);
   if (!*out) return LEV_ERR_NOMEM;
   int64_t element = 0; /* of the concatenated AdamW segments */
   int matrix = 0;      /* of the Muon list; both lists follow the pieces' order */
@@ -53,6 +70,7 @@ lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
       element += piece->rows * t->cols;
     }
   }
+  if (st == LEV_OK) st = add_route_bias(rank, *out, n);
   if (st != LEV_OK) lev_free(*out);
   return st;
 }
@@ -60,6 +78,11 @@ lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
 lev_status lev_state_publish(lev_rank *rank) {
   LEV_TRY(oadamw_publish(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
   if (rank->muon) LEV_TRY(muon_publish(rank->muon, lev_weights_shard(rank->weights), rank->compute));
+  size_t bias = lev_rank_route_bias_bytes(&rank->params->model);
+  if (bias > 0) {
+    LEV_TRY(lev_copy(rank->compute, rank->route_bias, rank->route_bias_pinned, bias, "router.bias"));
+    LEV_TRY(lev_comm_broadcast(rank->groups.stats, rank->compute, rank->route_bias, bias, 0));
+  }
   LEV_TRY(lev_weights_updated(rank->weights, rank->compute));
   return lev_stream_sync(rank->compute);
 }
@@ -79,7 +102,12 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
                            (double)m->top_k,
                            (double)m->inter,
                            m->tied,
-                           m->norm_topk,
+                           m->route.score,
+                           m->route.norm_topk,
+                           (double)m->route.groups,
+                           (double)m->route.top_groups,
+                           m->route.scale,
+                           m->route_bias,
                            m->qk_norm,
                            m->norm_eps,
                            m->clip_qkv,

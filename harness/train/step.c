@@ -239,12 +239,27 @@ static lev_status update(lev_rank *rank, int64_t step, double lr, double grad_sc
   return lev_weights_updated(rank->weights, rank->compute);
 }
 
+/* Moves the selection bias against the loads of the whole batch, which collect_sums left in rank->sums. */
+static lev_status update_route_bias(lev_rank *rank) {
+  const lev_model *m = &rank->params->model;
+  for (int l = 0; l < (int)m->layers && m->route_bias; ++l) {
+    lev_route_bias_args args = {.dtype = m->dtype,
+                                .experts = m->experts,
+                                .rate = m->bias_rate,
+                                .counts = lev_layer_sums(m, rank->sums, l) + 1 + m->experts,
+                                .bias = (void *)(uintptr_t)lev_rank_route_bias(rank, l)};
+    LEV_TRY(LEV_LAUNCH(rank->compute, &lev_route_bias_kernel, args));
+  }
+  return LEV_OK;
+}
+
 lev_status lev_train_step(lev_rank *rank, lev_loader *loader, int64_t step, int64_t first_sample, double lr,
                           lev_step_result *out) {
   LEV_TRY(lev_step_gradients(rank, loader, first_sample, out));
   if (out->skipped) return LEV_OK; /* the sums are the same on every rank, so all skip together */
   double clip = is_dry(rank) ? 1 : oadamw_clip_scale(out->grad_norm * out->grad_norm, rank->config->train.max_norm);
   LEV_TRY(update(rank, step, lr, clip));
+  LEV_TRY(update_route_bias(rank));
   return lev_stream_sync(rank->compute);
 }
 

@@ -8,7 +8,7 @@
 #include "tests/num.h"
 #include "tests/t.h"
 
-enum { ROWS = 5, HEADS = 3, DIM = 6, COLS = HEADS * DIM, EXPERTS = 7, TOP_K = 3 };
+enum { ROWS = 5, HEADS = 3, DIM = 6, COLS = HEADS * DIM, EXPERTS = 9, TOP_K = 3 };
 
 static const int32_t position[ROWS] = {0, 1, 17, 4095, 1000003};
 
@@ -155,33 +155,115 @@ T_TEST(qk_matches_oracle_and_differences) {
 /* ---- router ---- */
 
 typedef struct router_case {
-  bool norm_topk;
+  lev_route_rule rule;
+  const double *bias;
   int32_t ids[ROWS * TOP_K];
 } router_case;
 
+enum { RULES = 5 };
+static lev_route_rule rule_of(int i) {
+  const lev_route_rule rules[RULES] = {{LEV_SCORE_SOFTMAX, false, 1, 1, 1},
+                                       {LEV_SCORE_SOFTMAX, true, 1, 1, 1},
+                                       {LEV_SCORE_SIGMOID, false, 1, 1, 2.5},
+                                       {LEV_SCORE_SIGMOID, true, 3, 2, 2.5},
+                                       {LEV_SCORE_SOFTMAX, true, 3, 1, 0.7}};
+  return rules[i];
+}
+
+static lev_router_args router_args(const lev_route_rule *rule, const double *logits, int32_t *ids, double *weights) {
+  return (lev_router_args){.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = *rule,
+                           .logits = logits, .ids = ids, .weights = weights};
+}
+
 static void router_of_logits(const double *input, double *output, void *ctx) {
   router_case *c = ctx;
-  lev_router_args args = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .norm_topk = c->norm_topk,
-                          .logits = input, .ids = c->ids, .weights = output};
+  lev_router_args args = router_args(&c->rule, input, c->ids, output);
   lev_router_kernel.cpu(&args);
 }
 
+/* Scores and, normalised over E, probabilities of a row. */
+static void scores_oracle(const lev_route_rule *rule, const double *logits, double *score, double *p) {
+  double sum = 0, all = 0;
+  for (int e = 0; e < EXPERTS; ++e) sum += exp(logits[e]);
+  for (int e = 0; e < EXPERTS; ++e)
+    all += score[e] = rule->score == LEV_SCORE_SIGMOID ? 1 / (1 + exp(-logits[e])) : exp(logits[e]) / sum;
+  for (int e = 0; e < EXPERTS; ++e) p[e] = score[e] / all;
+}
+
+/* Sorts by a naive pass over everything that is not yet taken. */
+static int best_of(const double *x, int n, const bool *taken) {
+  int best = -1;
+  for (int i = 0; i < n; ++i)
+    if (!taken[i] && (best < 0 || x[i] > x[best])) best = i;
+  return best;
+}
+
+static void choice_oracle(const lev_route_rule *rule, const double *choice, int32_t *ids) {
+  enum { MOST = EXPERTS };
+  int groups = (int)rule->groups, size = EXPERTS / groups;
+  bool group_taken[MOST] = {false}, taken[MOST];
+  double group[MOST];
+  for (int g = 0; g < groups; ++g) { /* sum of the best two */
+    bool used[MOST] = {false};
+    group[g] = 0;
+    for (int i = 0; i < 2; ++i) {
+      int best = best_of(choice + g * size, size, used);
+      used[best] = true;
+      group[g] += choice[g * size + best];
+    }
+  }
+  for (int i = 0; i < rule->top_groups; ++i) group_taken[best_of(group, groups, group_taken)] = true;
+  for (int e = 0; e < EXPERTS; ++e) taken[e] = !group_taken[e / size];
+  for (int j = 0; j < TOP_K; ++j) {
+    ids[j] = best_of(choice, EXPERTS, taken);
+    taken[ids[j]] = true;
+  }
+}
+
+T_TEST(router_matches_oracle) {
+  double logits[ROWS * EXPERTS], bias[EXPERTS];
+  num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 20);
+  num_random(LEV_F64, bias, NULL, EXPERTS, 0.5, 21);
+  for (int i = 0; i < RULES; ++i)
+    for (int biased = 0; biased < 2; ++biased) {
+      lev_route_rule rule = rule_of(i);
+      double weights[ROWS * TOP_K], want[ROWS * TOP_K], sums[1 + 2 * EXPERTS] = {0}, mass[EXPERTS] = {0};
+      int32_t ids[ROWS * TOP_K], chosen[ROWS * TOP_K];
+      int64_t counts[EXPERTS] = {0};
+      lev_router_args args = router_args(&rule, logits, ids, weights);
+      args.select = true, args.bias = biased ? bias : NULL, args.counts = counts, args.sums = sums;
+      lev_router_kernel.cpu(&args);
+      for (int t = 0; t < ROWS; ++t) {
+        double score[EXPERTS], p[EXPERTS], choice[EXPERTS], sum = 0;
+        scores_oracle(&rule, logits + t * EXPERTS, score, p);
+        for (int e = 0; e < EXPERTS; ++e) choice[e] = score[e] + (biased ? bias[e] : 0), mass[e] += p[e];
+        choice_oracle(&rule, choice, chosen + t * TOP_K);
+        for (int j = 0; j < TOP_K; ++j) sum += score[chosen[t * TOP_K + j]];
+        for (int j = 0; j < TOP_K; ++j)
+          want[t * TOP_K + j] = rule.scale * score[chosen[t * TOP_K + j]] / (rule.norm_topk ? sum : 1);
+      }
+      T_EXPECT_MSG(memcmp(ids, chosen, sizeof ids) == 0, "rule %d, bias %d: other experts", i, biased);
+      NUM_CHECK(LEV_F64, weights, want, ROWS, TOP_K, 1e-13, "router weights");
+      NUM_CHECK(LEV_F64, sums + 1, mass, EXPERTS, 1, 1e-13, "probability sums");
+      int64_t assigned = 0;
+      for (int e = 0; e < EXPERTS; ++e) {
+        assigned += counts[e];
+        T_EXPECT((double)counts[e] == sums[1 + EXPERTS + e]);
+      }
+      T_EXPECT_EQ_I64(assigned, ROWS * TOP_K);
+    }
+}
+
 T_TEST(router_picks_the_largest_with_ties_to_the_lower_id) {
-  double logits[2 * EXPERTS] = {1, 5, 5, 2, 5, 0, 1, -1, -1, -1, -1, -1, -1, -1}, weights[2 * TOP_K], sums[1 + 2 * EXPERTS] = {0};
+  double logits[2 * EXPERTS] = {1, 5, 5, 2, 5, 0, 1, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1}, weights[2 * TOP_K];
   int32_t ids[2 * TOP_K], want[2 * TOP_K] = {1, 2, 4, 0, 1, 2};
-  int64_t counts[EXPERTS] = {0};
-  lev_router_args args = {.dtype = LEV_F64, .rows = 2, .experts = EXPERTS, .top_k = TOP_K, .select = true,
-                          .logits = logits, .ids = ids, .weights = weights, .counts = counts, .sums = sums};
+  lev_route_rule rule = rule_of(0);
+  lev_router_args args = router_args(&rule, logits, ids, weights);
+  args.rows = 2, args.select = true;
   lev_router_kernel.cpu(&args);
   T_EXPECT(memcmp(ids, want, sizeof ids) == 0);
-  T_EXPECT_EQ_I64(counts[1], 2);
-  T_EXPECT_EQ_I64(counts[3], 0);
-  double p = 0;
-  for (int e = 0; e < EXPERTS; ++e) p += sums[1 + e];
-  T_EXPECT(fabs(p - 2) < 1e-12);
-  T_EXPECT(sums[1 + EXPERTS + 4] == 1);
   T_EXPECT(fabs(weights[3] - 1.0 / EXPERTS) < 1e-15);
-  args.norm_topk = true;
+  args.rule.norm_topk = true;
   lev_router_kernel.cpu(&args);
   T_EXPECT(fabs(weights[3] - 1.0 / TOP_K) < 1e-15);
   args.uniform = true;
@@ -190,42 +272,89 @@ T_TEST(router_picks_the_largest_with_ties_to_the_lower_id) {
 }
 
 T_TEST(router_backward_by_differences) {
-  for (int norm = 0; norm < 2; ++norm) {
+  for (int i = 0; i < RULES; ++i) {
     double logits[ROWS * EXPERTS], weights[ROWS * TOP_K], c[ROWS * TOP_K], grad[ROWS * EXPERTS];
-    router_case rc = {.norm_topk = norm};
+    router_case rc = {.rule = rule_of(i)};
     num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 7);
     num_random(LEV_F64, c, NULL, ROWS * TOP_K, 1, 8);
-    lev_router_args args = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .norm_topk = norm,
-                            .select = true, .logits = logits, .ids = rc.ids, .weights = weights};
+    lev_router_args args = router_args(&rc.rule, logits, rc.ids, weights);
+    args.select = true;
     lev_router_kernel.cpu(&args);
     lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K,
-                                     .norm_topk = norm, .logits = logits, .ids = rc.ids, .dweights = c, .dlogits = grad};
+                                     .rule = rc.rule, .logits = logits, .ids = rc.ids, .dweights = c, .dlogits = grad};
     lev_router_backward_kernel.cpu(&back);
     check_gradient(router_of_logits, &rc, logits, ROWS * EXPERTS, ROWS * TOP_K, c, grad, "router weights");
   }
 }
 
+typedef struct loss_case {
+  lev_route_rule rule;
+  const int64_t *counts;
+} loss_case;
+
 /* 0.3 * sum_e n_e sum_t p[t,e] + 0.7 * sum_t lse^2 */
 static void router_losses(const double *logits, double *output, void *ctx) {
-  const int64_t *counts = ctx;
+  const loss_case *c = ctx;
   *output = 0;
   for (int t = 0; t < ROWS; ++t) {
-    double sum = 0;
+    double score[EXPERTS], p[EXPERTS], sum = 0;
+    scores_oracle(&c->rule, logits + t * EXPERTS, score, p);
     for (int e = 0; e < EXPERTS; ++e) sum += exp(logits[t * EXPERTS + e]);
-    for (int e = 0; e < EXPERTS; ++e) *output += 0.3 * (double)counts[e] * exp(logits[t * EXPERTS + e]) / sum;
+    for (int e = 0; e < EXPERTS; ++e) *output += 0.3 * (double)c->counts[e] * p[e];
     *output += 0.7 * log(sum) * log(sum);
   }
 }
 
 T_TEST(router_balance_and_z_by_differences) {
-  double logits[ROWS * EXPERTS], dweights[ROWS * TOP_K] = {0}, grad[ROWS * EXPERTS], one = 1;
-  int32_t ids[ROWS * TOP_K];
-  int64_t counts[EXPERTS] = {4, 0, 1, 5, 2, 2, 1};
-  for (int i = 0; i < ROWS * TOP_K; ++i) ids[i] = i % TOP_K;
-  num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 9);
-  lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .logits = logits,
-                                   .ids = ids, .dweights = dweights, .counts = counts, .balance_scale = 0.3,
-                                   .z_scale = 0.7, .dlogits = grad};
-  lev_router_backward_kernel.cpu(&back);
-  check_gradient(router_losses, counts, logits, ROWS * EXPERTS, 1, &one, grad, "balance and z-loss");
+  for (int i = 0; i < RULES; ++i) {
+    double logits[ROWS * EXPERTS], dweights[ROWS * TOP_K] = {0}, grad[ROWS * EXPERTS], one = 1;
+    int32_t ids[ROWS * TOP_K];
+    int64_t counts[EXPERTS] = {4, 0, 1, 5, 2, 2, 1, 0, 3};
+    loss_case c = {rule_of(i), counts};
+    for (int j = 0; j < ROWS * TOP_K; ++j) ids[j] = j % TOP_K;
+    num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 9);
+    lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = c.rule,
+                                     .logits = logits, .ids = ids, .dweights = dweights, .counts = counts,
+                                     .balance_scale = 0.3, .z_scale = 0.7, .dlogits = grad};
+    lev_router_backward_kernel.cpu(&back);
+    check_gradient(router_losses, &c, logits, ROWS * EXPERTS, 1, &one, grad, "balance and z-loss");
+  }
+}
+
+T_TEST(router_bias_update_pushes_towards_the_mean) {
+  const double counts[EXPERTS] = {9, 0, 3, 3, 3, 1, 4, 2, 2}; /* mean 3 */
+  double bias[EXPERTS] = {0.5, 0, 0, -0.25, 0, 0, 0, 0, 0}, want[EXPERTS], sum = 0;
+  const double sign[EXPERTS] = {-1, 1, 0, 0, 0, 1, -1, 1, 1};
+  for (int e = 0; e < EXPERTS; ++e) want[e] = bias[e] + 0.01 * (sign[e] - 2.0 / EXPERTS);
+  lev_route_bias_args args = {.dtype = LEV_F64, .experts = EXPERTS, .rate = 0.01, .counts = counts, .bias = bias};
+  lev_route_bias_kernel.cpu(&args);
+  NUM_CHECK(LEV_F64, bias, want, EXPERTS, 1, 1e-14, "selection bias");
+  for (int e = 0; e < EXPERTS; ++e) sum += bias[e];
+  T_EXPECT(fabs(sum - 0.25) < 1e-15); /* the update has mean zero */
+}
+
+/* Tokens that favour some experts: the bias evens the loads out, whatever the score. */
+T_TEST(router_bias_evens_the_load) {
+  enum { TOKENS = 400, STEPS = 150 };
+  static double logits[TOKENS * EXPERTS], weights[TOKENS * TOP_K];
+  static int32_t ids[TOKENS * TOP_K];
+  num_random(LEV_F64, logits, NULL, TOKENS * EXPERTS, 2, 31);
+  for (int i = 0; i < TOKENS * EXPERTS; ++i) logits[i] += 0.3 * (i % EXPERTS);
+  for (int score = 0; score < 2; ++score) {
+    double bias[EXPERTS] = {0}, first = 0, last = 0, mean = (double)TOKENS * TOP_K / EXPERTS;
+    lev_route_rule rule = {.score = (lev_score)score, .groups = 1, .top_groups = 1, .scale = 1};
+    for (int step = 0; step < STEPS; ++step) {
+      double sums[1 + 2 * EXPERTS] = {0}, most = 0;
+      lev_router_args args = router_args(&rule, logits, ids, weights);
+      args.rows = TOKENS, args.select = true, args.bias = bias, args.sums = sums;
+      lev_router_kernel.cpu(&args);
+      for (int e = 0; e < EXPERTS; ++e) most = fmax(most, sums[1 + EXPERTS + e]);
+      if (step == 0) first = most / mean - 1;
+      last = most / mean - 1;
+      lev_route_bias_args update = {
+          .dtype = LEV_F64, .experts = EXPERTS, .rate = 0.003, .counts = sums + 1 + EXPERTS, .bias = bias};
+      lev_route_bias_kernel.cpu(&update);
+    }
+    T_EXPECT_MSG(first > 0.5 && last < 0.1, "score %d: largest load above the mean %g, then %g", score, first, last);
+  }
 }

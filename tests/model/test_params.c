@@ -9,7 +9,7 @@
 
 static const lev_model tiny = {.dtype = LEV_F64, .vocab = 37, .hidden = 12, .layers = 3, .heads = 4, .kv_heads = 2,
                                .head_dim = 6, .experts = 7, .top_k = 2, .inter = 5, .qk_norm = LEV_QK_NORM_FULL,
-                               .norm_eps = 1e-5, .rope = {.theta = 1e4}, .init_std = 0.02};
+                               .norm_eps = 1e-5, .rope = {.theta = 1e4}, .init_std = 0.02, .route = {.groups = 1, .top_groups = 1, .scale = 1}};
 
 /* Number of the element in the whole model: tensor ids are dense, so (id, global element) identifies it. */
 static void mark(const lev_params *p, unsigned char **seen, int64_t *elements) {
@@ -118,6 +118,14 @@ T_TEST(params_refuse_bad_shapes) {
   m.kv_heads = 3;
   T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
   m = tiny, m.head_dim = 5;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.route.groups = 2; /* does not divide 7 experts */
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.route.groups = 7; /* one group of one expert, two experts per token */
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.route.scale = 0;
+  T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
+  m = tiny, m.rope.theta = 0;
   T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);
   m = tiny, m.top_k = 8;
   T_EXPECT_STATUS(lev_params_create(&m, &layout, &p), LEV_ERR_CONFIG);

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hostmem.h"
 #include "common/rng.h"
+#include "harness/train/state.h"
 #include "tests/num.h"
 #include "tests/t.h"
 #include "tests/train/tokens.h"
@@ -37,7 +39,13 @@ static const struct {
                                                    "sliding_window = 7\nmax_window_layers = 1\n"},
     {"yarn, every second layer full", "[model]\nqk_norm = 'head'\nrope_scaling = 'yarn'\nrope_factor = 4\n"
                                       "rope_original_max_position = 32\nrope_theta = 100\nrope_beta_fast = 4\n"
-                                      "sliding_window = 19\nsliding_window_pattern = 2\n"}};
+                                      "sliding_window = 19\nsliding_window_pattern = 2\n"},
+    {"sigmoid scores, bias", "[model]\nscoring_func = 'sigmoid'\nbalance = 'aux_free'\nbias_update_rate = 0.05\n"
+                             "norm_topk_prob = true\nrouted_scaling_factor = 2.5\n"},
+    {"sigmoid scores, groups", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nbalance = 'aux_free'\n"
+                               "bias_update_rate = 0.05\n"},
+    {"softmax scores, groups, bias", "[model]\nn_group = 5\ntopk_group = 2\nbalance = 'aux_free'\n"
+                                     "bias_update_rate = 0.02\nnorm_topk_prob = true\n"}};
 
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
@@ -112,16 +120,49 @@ static bool same_peaks(const lev_ledger *planned, const lev_ledger *measured) {
   return same & T_EXPECT_EQ_I64(lev_ledger_count(measured), lev_ledger_count(planned));
 }
 
-static void run_steps(rig *g, lev_rank *rank, lev_loader *loader, lev_step_result *step) {
+/* Saves the rank's state, or reads it; *step as for the checkpoint's functions. */
+static void checkpoint(const rig_options *o, lev_rank *rank, lev_comm *world, bool load, int64_t *step) {
+  char digest[33];
+  lev_state_piece *pieces;
+  int n;
+  lev_state_digest(rank, digest);
+  lev_checkpoint c = {.folder = o->folder, .world = world, .digest = digest, .keep = 2};
+  T_REQUIRE_OK(lev_state_pieces(rank, &pieces, &n));
+  if (load) {
+    T_EXPECT_OK(lev_checkpoint_load(&c, step, pieces, n));
+    T_EXPECT_OK(lev_state_publish(rank));
+  } else {
+    T_EXPECT_OK(lev_checkpoint_save(&c, *step, pieces, n));
+  }
+  lev_free(pieces);
+}
+
+static void collect_bias(lev_rank *rank, rig_result *out) {
+  const lev_model *m = &rank->params->model;
+  int64_t n = (int64_t)(lev_rank_route_bias_bytes(m) / lev_dtype_bytes(lev_dtype_arith(m->dtype)));
+  bool mine = out->route_bias == NULL;
+  if (n == 0) return;
+  if (mine) out->route_bias = calloc((size_t)n, sizeof(double));
+  for (int64_t i = 0; i < n; ++i) {
+    double b = lev_dtype_load(lev_dtype_arith(m->dtype), rank->route_bias, i);
+    if (mine) out->route_bias[i] = b;
+    T_EXPECT_MSG(out->route_bias[i] == b, "selection bias %lld differs between ranks", (long long)i);
+  }
+}
+
+static void run_steps(rig *g, lev_rank *rank, lev_comm *world, lev_loader *loader, lev_step_result *step) {
   const rig_options *o = g->o;
+  int64_t done = 0;
   if (!o->update) {
     T_EXPECT_OK(lev_step_gradients(rank, loader, o->first_sample, step));
     return;
   }
-  int n = o->steps > 0 ? o->steps : 1;
-  for (int i = 0; i < n; ++i)
+  int64_t n = o->steps > 0 ? o->steps : 1;
+  if (o->resume) checkpoint(o, rank, world, true, &done);
+  for (int64_t i = done; i < n; ++i)
     T_EXPECT_OK(lev_train_step(rank, loader, i + 1, o->first_sample + i * o->config->train.global_batch,
                                o->config->optimizer.lr, step));
+  if (o->folder && !o->resume) checkpoint(o, rank, world, false, &n);
 }
 
 static void rank_main(int index, void *ctx) {
@@ -150,11 +191,12 @@ static void rank_main(int index, void *ctx) {
     each_element(rank->params, shift_one, &sc);
     T_EXPECT_OK(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
   }
-  run_steps(g, rank, loader, &step);
+  run_steps(g, rank, world, loader, &step);
   if (o->evaluate) T_EXPECT_OK(lev_evaluate(rank, loader, 0, 3, &nll, &valid));
   pthread_mutex_lock(&g->lock);
   collect_ctx cc = {rank, g->result};
   each_element(rank->params, collect_one, &cc);
+  collect_bias(rank, g->result);
   g->result->plan_exact &= !o->evaluate || !o->update || same_peaks(plan.ledger, ledger);
   if (index == 0) g->result->step = step, g->result->nll = nll, g->result->valid = valid;
   g->result->bytes_sent += lev_comm_bytes_sent(world);
@@ -181,6 +223,7 @@ void rig_free(rig_result *result) {
     free(result->gradient[i]);
     free(result->weight[i]);
   }
+  free(result->route_bias);
   memset(result, 0, sizeof *result);
 }
 

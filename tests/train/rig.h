@@ -21,6 +21,7 @@ typedef struct rig_result {
   double *weight[RIG_TENSORS];   /* after the step, where one was taken */
   int64_t elements[RIG_TENSORS];
   char name[RIG_TENSORS][96];
+  double *route_bias;            /* [layers * experts] selection biases, where the model has them */
   lev_step_result step;
   double nll;      /* of the evaluation */
   int64_t valid;
@@ -36,7 +37,9 @@ typedef struct rig_options {
   double shift;
   int64_t first_sample;
   bool poison;               /* all work bytes poisoned before the run */
-  int steps;                 /* with update: how many (0 = 1) */
+  int steps;                 /* with update: the last one (0 = 1) */
+  const char *folder;        /* of a checkpoint: saved after the last step ... */
+  bool resume;               /* ... or read before the first one, which is then the next */
 } rig_options;
 
 /* Runs it; failures are recorded in the running test. */

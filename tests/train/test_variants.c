@@ -2,6 +2,8 @@
 /* Every model variant: the same loss and gradients on every layout and schedule, right by central differences, and
  * exactly as many bytes as planned. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "tests/num.h"
 #include "tests/t.h"
@@ -83,5 +85,72 @@ T_TEST(variants_planned_bytes_are_measured_bytes) {
     T_EXPECT_MSG(r.plan_exact, "%s: planned bytes differ", name);
     T_EXPECT_MSG(isfinite(r.nll), "%s: loss of the evaluation %g", name, r.nll);
     rig_free(&r);
+  }
+}
+
+static void expect_same_weights(const rig_result *got, const rig_result *want, const lev_config *c, double tolerance,
+                                const char *what) {
+  for (int t = 0; t < RIG_TENSORS; ++t)
+    if (want->weight[t])
+      T_EXPECT_MSG(num_rel_l2_f64(got->weight[t], want->weight[t], want->elements[t]) <= tolerance, "%s: %s", what,
+                   want->name[t]);
+  T_EXPECT((got->route_bias != NULL) == (want->route_bias != NULL));
+  if (want->route_bias)
+    T_EXPECT_MSG(num_rel_l2_f64(got->route_bias, want->route_bias, c->model.num_hidden_layers * c->model.num_experts) <=
+                     tolerance, "%s: selection bias", what);
+}
+
+/* Every layer's biases moved, and their sum did not. */
+static void check_bias(const lev_config *c, const double *bias) {
+  int64_t n = c->model.num_experts, layers = c->model.num_hidden_layers;
+  for (int64_t l = 0; l < layers; ++l) {
+    double sum = 0, size = 0;
+    for (int64_t e = 0; e < n; ++e) sum += bias[l * n + e], size += fabs(bias[l * n + e]);
+    T_EXPECT_MSG(size > 0 && fabs(sum) < 1e-13, "layer %lld: biases of size %g, sum %g", (long long)l, size, sum);
+  }
+}
+
+T_TEST(variants_updates_agree_across_layouts) {
+  lev_config c;
+  const char *name;
+  for (int v = 0; (name = rig_variant(&c, v)) != NULL && !t_failed(); ++v) {
+    rig_result one, four;
+    c.optimizer.eps = 1e-3; /* AdamW's first updates are signs of the gradient: keep rounding from deciding them */
+    layout(&c, 1, 1, 1, 1);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3}, &one);
+    layout(&c, 4, 2, 2, 4);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3}, &four);
+    expect_same_weights(&four, &one, &c, 1e-11, name);
+    T_EXPECT((one.route_bias != NULL) == (c.model.balance == LEV_BALANCE_AUX_FREE));
+    if (one.route_bias) check_bias(&c, one.route_bias);
+    rig_free(&one);
+    rig_free(&four);
+  }
+}
+
+static void remove_folder(const char *folder) {
+  char command[128];
+  snprintf(command, sizeof command, "rm -rf '%s'", folder);
+  T_EXPECT(system(command) == 0);
+}
+
+/* Two steps, a checkpoint and one step more = three steps, bit for bit. */
+T_TEST(variants_resume_is_exact) {
+  lev_config c;
+  const char *name;
+  for (int v = 0; (name = rig_variant(&c, v)) != NULL && !t_failed(); ++v) {
+    char folder[] = "/tmp/levee-variants-XXXXXX";
+    rig_result whole, half, rest;
+    T_REQUIRE(mkdtemp(folder) != NULL);
+    layout(&c, 2, 2, 2, 2);
+    c.optimizer.name = v % 2 ? LEV_OPTIMIZER_ADAMW : LEV_OPTIMIZER_MUON;
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3}, &whole);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 2, .folder = folder}, &half);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3, .folder = folder, .resume = true}, &rest);
+    expect_same_weights(&rest, &whole, &c, 0, name);
+    remove_folder(folder);
+    rig_free(&whole);
+    rig_free(&half);
+    rig_free(&rest);
   }
 }
