@@ -67,7 +67,9 @@ int main(int argc, char **argv) {
     puts("levee " LEV_VERSION);
     return 0;
   }
-  if (*verb) fprintf(stderr, "levee: unknown verb \"%s\"\n", verb);
-  usage(stderr);
+  if (*verb)
+    fprintf(stderr, "levee: unknown verb \"%.60s\"; see levee --help\n", verb);
+  else
+    fputs("levee: no verb; see levee --help\n", stderr);
   return lev_status_exit_code(LEV_ERR_ARG);
 }
