@@ -91,8 +91,9 @@ static lev_status find_cut(job *j) {
   j->cut = n;
   if (j->options->holdout == 0) return LEV_OK;
   size_t want = (size_t)((1 - j->options->holdout) * (double)n);
+  if (want == 0) want = 1;
   if (want < n) {
-    const unsigned char *stop = want > 0 ? memchr(text + want - 1, '\n', n - want + 1) : NULL;
+    const unsigned char *stop = memchr(text + want - 1, '\n', n - want + 1);
     at = stop ? (size_t)(stop - text) + 1 : n;
   }
   if (at == n) /* the last line begins earlier */
