@@ -130,16 +130,16 @@ static int by_peak(const void *a, const void *b) {
 }
 
 static void class_table(const lev_memory_rank *r, lev_mem cls, FILE *out) {
-  lev_ledger_row rows[256];
+  lev_ledger_row rows[256] = {{0}};
   int n = 0;
   char a[24], b[24];
   for (int i = 0; i < lev_ledger_count(r->planned) && n < 256; ++i) {
     lev_ledger_row row = lev_ledger_at(r->planned, i);
     if (row.cls == cls) rows[n++] = row;
   }
+  if (n == 0) return;
   qsort(rows, (size_t)n, sizeof *rows, by_peak);
   size_t planned = lev_ledger_peak(r->planned, cls);
-  if (n == 0) return;
   fprintf(out, "  %-20s %14s", lev_mem_name(cls), lev_bytes_text(planned, a));
   if (r->measured) fprintf(out, " %14s", lev_bytes_text(lev_ledger_peak(r->measured, cls), b));
   fprintf(out, "   peak in %s\n", lev_ledger_peak_phase(r->planned, cls));

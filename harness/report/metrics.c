@@ -3,16 +3,37 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 static lev_status failed(const lev_metrics *m, const char *what) {
   return lev_fail(LEV_ERR_IO, "cannot %s %s: %s", what, m->path, strerror(errno));
 }
 
+/* Cuts off what follows the last newline: a line that a killed run did not finish would spoil the next one. */
+static lev_status cut_unfinished(lev_metrics *m) {
+  char block[512];
+  int file = fileno(m->file);
+  off_t end = lseek(file, 0, SEEK_END), from;
+  for (bool found = false; end > 0 && !found;) {
+    from = end > (off_t)sizeof block ? end - (off_t)sizeof block : 0;
+    ssize_t n = pread(file, block, (size_t)(end - from), from);
+    if (n != (ssize_t)(end - from)) return failed(m, "read");
+    while (n > 0 && block[n - 1] != '\n') --n;
+    found = n > 0;
+    end = from + (off_t)n;
+  }
+  return end >= 0 && ftruncate(file, end) == 0 ? LEV_OK : failed(m, "shorten");
+}
+
 lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append) {
   snprintf(metrics->path, sizeof metrics->path, "%s", path);
-  metrics->file = fopen(path, append ? "a" : "w");
-  return metrics->file ? LEV_OK : failed(metrics, "open");
+  metrics->file = fopen(path, append ? "a+" : "w");
+  if (!metrics->file) return failed(metrics, "open");
+  lev_status st = append ? cut_unfinished(metrics) : LEV_OK;
+  if (st != LEV_OK) lev_metrics_close(metrics);
+  return st;
 }
 
 void lev_metrics_close(lev_metrics *metrics) {
@@ -39,8 +60,11 @@ static void value(FILE *out, const lev_metric *f) {
     quoted(out, f->text);
   else if (!isfinite(f->real))
     fputs("null", out);
-  else /* a real stays a real for readers that tell the two apart */
-    fprintf(out, fmod(f->real, 1) == 0 && fabs(f->real) < 1e15 ? "%.1f" : "%.17g", f->real);
+  else { /* a real stays a real for readers that tell the two apart */
+    char text[40];
+    snprintf(text, sizeof text, "%.17g", f->real);
+    fprintf(out, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+  }
 }
 
 lev_status lev_metrics_line(lev_metrics *metrics, const lev_metric *fields, int n) {

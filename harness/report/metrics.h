@@ -14,7 +14,8 @@ typedef struct lev_metrics {
   char path[1024];
 } lev_metrics;
 
-/* `append` false starts an empty file. */
+/* `append` false starts an empty file; true keeps the lines there are, without an unfinished last one. Errors:
+ * LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append);
 void lev_metrics_close(lev_metrics *metrics);
 

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* memory.json and the tables, from ledgers filled by hand. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/report/memory_report.h"
+#include "tests/t.h"
+
+/* A step of two phases. `extra` more bytes of llep.recv, and a tag of its own where `rogue`. */
+static lev_ledger *ledger_of(size_t extra, bool rogue) {
+  lev_ledger *l = NULL;
+  T_EXPECT_OK(lev_ledger_create(NULL, &l));
+  if (!l) return NULL;
+  T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_DEVICE, "weights.shard", 4096));
+  T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_PINNED, "sco.boundary", 2048));
+  lev_ledger_phase(l, "forward", 0);
+  T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_DEVICE, "llep.send", 512));
+  T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_DEVICE, "llep.recv", 1024 + extra));
+  T_EXPECT_OK(lev_ledger_sub(l, LEV_MEM_DEVICE, "llep.send", 512));
+  T_EXPECT_OK(lev_ledger_sub(l, LEV_MEM_DEVICE, "llep.recv", 1024 + extra));
+  lev_ledger_phase(l, "loss", -1);
+  T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_DEVICE, "rdtp.tile", 256));
+  T_EXPECT_OK(lev_ledger_sub(l, LEV_MEM_DEVICE, "rdtp.tile", 256));
+  if (rogue) T_EXPECT_OK(lev_ledger_add(l, LEV_MEM_HOST, "stray.bytes", 77));
+  return l;
+}
+
+static json_t *parsed(const lev_memory_report *report) {
+  char *text = lev_memory_json(report);
+  json_t *root = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+  free(text);
+  return root;
+}
+
+/* Member by path "per_rank/0/device/planned_bytes"; -1 where missing. */
+static int64_t number(const json_t *at, const char *path) {
+  char part[64];
+  for (; *path && at; path += path[0] == '/') {
+    size_t n = strcspn(path, "/");
+    snprintf(part, sizeof part, "%.*s", (int)n, path);
+    at = json_is_array(at) ? json_array_get(at, (size_t)atoi(part)) : json_object_get(at, part);
+    path += n;
+  }
+  return json_is_integer(at) ? (int64_t)json_integer_value(at) : -1;
+}
+
+T_TEST(memory_json_of_a_plan) {
+  lev_ledger *l = ledger_of(0, false);
+  T_REQUIRE(l != NULL);
+  lev_memory_rank rank = {3, l, NULL};
+  lev_memory_report report = {.ranks = 8, .rank = &rank, .n = 1};
+  json_t *root = parsed(&report);
+  T_EXPECT_EQ_I64(number(root, "ranks"), 8);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/rank"), 3);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/planned_bytes"), 4096 + 512 + 1024);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/tags/llep.recv/planned_bytes"), 1024);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/pinned/tags/sco.boundary/planned_bytes"), 2048);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/host/planned_bytes"), 0);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/peak_bytes"), -1); /* none in a plan */
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/tags/llep.recv/peak_bytes"), -1);
+  json_decref(root);
+  lev_ledger_destroy(l);
+}
+
+T_TEST(memory_json_of_a_run_hides_nothing) {
+  lev_ledger *plan = ledger_of(0, false), *run = ledger_of(64, true);
+  T_REQUIRE(plan && run);
+  lev_memory_rank ranks[2] = {{0, plan, run}, {1, plan, plan}};
+  lev_memory_report report = {.ranks = 2, .rank = ranks, .n = 2, .heap_cap = 1000};
+  json_t *root = parsed(&report);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/planned_bytes"), 5632);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/peak_bytes"), 5696);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/tags/llep.recv/peak_bytes"), 1088);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/host/tags/stray.bytes/planned_bytes"), 0);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/host/tags/stray.bytes/peak_bytes"), 77);
+  T_EXPECT_EQ_I64(number(root, "per_rank/1/device/peak_bytes"), 5632);
+  T_EXPECT_EQ_I64(number(root, "heap/cap_bytes"), 1000);
+  T_EXPECT(number(root, "heap/peak_bytes") > 0);
+  json_decref(root);
+  lev_ledger_destroy(plan);
+  lev_ledger_destroy(run);
+}
+
+T_TEST(memory_limits) {
+  lev_ledger *l = ledger_of(0, false);
+  T_REQUIRE(l != NULL);
+  lev_memory_rank rank = {0, l, NULL};
+  lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
+  size_t device, host;
+  T_EXPECT(lev_memory_excess(&report, &device, &host) == 0);
+  report.device_limit = 5632, report.host_limit = 2048;
+  T_EXPECT(lev_memory_excess(&report, &device, &host) == 0);
+  report.device_limit = 5631;
+  T_EXPECT(lev_memory_excess(&report, &device, &host) == 1 && device == 1 && host == 0);
+  report.host_limit = 2000;
+  T_EXPECT(lev_memory_excess(&report, &device, &host) == 49 && host == 48);
+  json_t *root = parsed(&report);
+  T_EXPECT_EQ_I64(number(root, "limits/device_excess_bytes"), 1);
+  T_EXPECT_EQ_I64(number(root, "limits/host_excess_bytes"), 48);
+  json_decref(root);
+  lev_ledger_destroy(l);
+}
+
+T_TEST(memory_file_replaces_the_old_one_whole) {
+  char folder[] = "/tmp/levee-memory-XXXXXX", path[64];
+  lev_ledger *l = ledger_of(0, false);
+  T_REQUIRE(l && mkdtemp(folder) != NULL);
+  snprintf(path, sizeof path, "%s/memory.json", folder);
+  lev_memory_rank rank = {0, l, l};
+  lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
+  T_EXPECT_OK(lev_memory_write(&report, path));
+  T_EXPECT_OK(lev_memory_write(&report, path));
+  json_t *root = json_load_file(path, 0, NULL);
+  T_EXPECT_EQ_I64(number(root, "per_rank/0/device/peak_bytes"), 5632);
+  json_decref(root);
+  unlink(path);
+  T_EXPECT(rmdir(folder) == 0); /* nothing else was left behind */
+  T_EXPECT_STATUS(lev_memory_write(&report, path), LEV_ERR_IO);
+  lev_ledger_destroy(l);
+}
+
+T_TEST(memory_tables) {
+  lev_ledger *plan = ledger_of(0, false), *run = ledger_of(0, false);
+  T_REQUIRE(plan && run);
+  lev_memory_rank rank = {0, plan, run};
+  lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
+  size_t plain[LEV_MODULES] = {3072, 512, 0, 0, SIZE_MAX}, bytes = 0;
+  T_EXPECT(lev_module_device_bytes(&report, 0, false) == 1536 && lev_module_device_bytes(&report, 1, true) == 256);
+  char *text = NULL;
+  FILE *out = open_memstream(&text, &bytes);
+  T_REQUIRE(out != NULL);
+  lev_memory_table(&report, out);
+  lev_module_table(&report, plain, out);
+  fclose(out);
+  T_EXPECT(strstr(text, "weights.shard") && strstr(text, "4.000 KiB") && strstr(text, "peak in forward"));
+  T_EXPECT(strstr(text, "pipelined_llep") && strstr(text, "saves 50.0 %") && strstr(text, "not live at the peak"));
+  free(text);
+  lev_ledger_destroy(plan);
+  lev_ledger_destroy(run);
+}
+
+T_TEST(memory_byte_texts) {
+  static const struct {
+    size_t bytes;
+    const char *text;
+  } cases[] = {{0, "0 B"},
+               {1023, "1023 B"},
+               {1024, "1.000 KiB"},
+               {1536, "1.500 KiB"},
+               {(size_t)64 << 30, "64.00 GiB"},
+               {(size_t)139 << 30, "139.0 GiB"}};
+  char text[24];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i)
+    T_EXPECT_MSG(strcmp(lev_bytes_text(cases[i].bytes, text), cases[i].text) == 0, "%zu gives %s", cases[i].bytes,
+                 text);
+}
