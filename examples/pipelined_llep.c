@@ -49,7 +49,7 @@ static lev_status take_memory(ex_rank *r, llep_plan *plan, size_t planned[LEV_ME
 }
 
 static lev_status train(ex_rank *r, layer *a, llep_plan *plan) {
-  size_t planned[LEV_MEM_CLASSES], t = (size_t)(r->rank * TOKENS), e = (size_t)(r->rank * OWN), d = sizeof(double);
+  size_t planned[LEV_MEM_CLASSES], t = (size_t)r->rank * TOKENS, e = (size_t)r->rank * OWN, d = sizeof(double);
   void *x, *ids, *probs, *w, *dy, *y, *dx, *dprobs, *dw;
   LEV_TRY(take_memory(r, plan, planned));
   LEV_TRY(ex_array(r, a->x + t * H, TOKENS * H * d, &x));

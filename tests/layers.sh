@@ -84,7 +84,7 @@ check_headers() {
 check_licence() {
   echo "- licence_lines"
   bad=0
-  for file in $(sources common $modules harness tests; find tests scripts harness -name '*.sh' 2>/dev/null); do
+  for file in $(sources common $modules harness tests examples; find tests scripts harness -name '*.sh' 2>/dev/null); do
     head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || { echo "  $file has no SPDX line"; bad=1; }
   done
   if [ $bad = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
