@@ -114,7 +114,7 @@ static bool is_plain(const uint8_t *text, size_t size) {
 static lev_status normalise(lev_tokenizer *t, const uint8_t *text, size_t size) {
   const utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
   if (size > PTRDIFF_MAX / 32) return lev_fail(LEV_ERR_UNSUPPORTED, "normalising %zu bytes", size);
-  utf8proc_ssize_t n = (utf8proc_ssize_t)t->points_capacity, need = (utf8proc_ssize_t)size;
+  utf8proc_ssize_t n, need = (utf8proc_ssize_t)size;
   do {
     LEV_TRY(lev_grow(&t->points, &t->points_capacity, (size_t)need + 1, sizeof(utf8proc_int32_t)));
     n = (utf8proc_ssize_t)t->points_capacity - 1;
