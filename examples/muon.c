@@ -93,7 +93,7 @@ static void multiply(double *out, const double *a, const double *b, int64_t m, i
 
 /* One update by the definition, on the rows' side whatever the shape. */
 static void update(double *w, double *m, const double *g, int64_t rows, int64_t cols) {
-  double x[LARGEST] = {0}, y[LARGEST], gram[48 * 48] = {0}, square[48 * 48], norm = 0;
+  double x[LARGEST] = {0}, y[LARGEST], gram[48 * 48] = {0}, square[48 * 48] = {0}, norm = 0;
   int64_t n = rows * cols;
   for (int64_t i = 0; i < n; ++i) m[i] = 0.95 * m[i] + g[i], x[i] = g[i] + 0.95 * m[i], norm += x[i] * x[i];
   for (int64_t i = 0; i < n; ++i) x[i] /= sqrt(norm) + 1e-7;
