@@ -10,6 +10,7 @@
 /* Pieces of A to and from arrays of the compute type: f64 goes with f64 only, f32 and bf16 with f32. */
 static void put_f64(lev_dtype type, void *array, int64_t at, const double *piece, int64_t n) {
   (void)type;
+  /* cppcheck-suppress uninitvar ; the first n are set */
   memcpy((double *)array + at, piece, (size_t)n * sizeof *piece);
 }
 static void get_f64(lev_dtype type, const void *array, int64_t at, double *piece, int64_t n) {
@@ -18,6 +19,7 @@ static void get_f64(lev_dtype type, const void *array, int64_t at, double *piece
 }
 static void put_f32(lev_dtype type, void *array, int64_t at, const float *piece, int64_t n) {
   if (type == LEV_F32) {
+    /* cppcheck-suppress uninitvar ; the first n are set */
     memcpy((float *)array + at, piece, (size_t)n * sizeof *piece);
     return;
   }

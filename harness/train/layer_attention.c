@@ -26,7 +26,9 @@ static lev_qk_args qk_args(const lev_layer_run *r, int weight) {
                        .clip = m->clip_qkv,
                        .rope = m->rope,
                        .position = value ? NULL : r->rank->position,
+                       /* cppcheck-suppress negativeIndex */
                        .w = value ? NULL : r->w[weight],
+                       /* cppcheck-suppress negativeIndex */
                        .dw = value ? NULL : r->g[weight]};
 }
 
