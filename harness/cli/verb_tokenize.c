@@ -20,7 +20,7 @@ static const char *value_of(const char *name, int argc, char **argv, int *i) {
   size_t length = strlen(name);
   if (strncmp(argv[*i], name, length) != 0) return NULL;
   if (argv[*i][length] == '=') return argv[*i] + length + 1;
-  if (argv[*i][length] != '\0' || *i + 1 >= argc) return NULL;
+  if (argv[*i][length] != '\0' || *i + 1 >= argc || !argv[*i + 1]) return NULL;
   return argv[++*i];
 }
 
@@ -56,7 +56,8 @@ static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
       o->input = argv[i];
     }
   }
-  if (!o->input || !o->output) return lev_fail(LEV_ERR_ARG, "expected TEXT and --output PREFIX; see levee tokenize --help");
+  if (!o->input || !o->output)
+    return lev_fail(LEV_ERR_ARG, "expected TEXT and --output PREFIX; see levee tokenize --help");
   if (o->tokenizer && o->train_bpe) return lev_fail(LEV_ERR_ARG, "--tokenizer and --train-bpe exclude each other");
   return LEV_OK;
 }
@@ -72,8 +73,9 @@ int lev_verb_tokenize(int argc, char **argv) {
   if (st == LEV_OK) st = lev_tokenize(&options, &report);
   if (st != LEV_OK) return lev_verb_failed("tokenize", st);
   int64_t tokens = report.train_tokens + report.valid_tokens, bytes = report.train_bytes + report.valid_bytes;
-  printf("%lld bytes -> %lld tokens (%.3f bytes per token), vocabulary %lld; %lld for training, %lld held out; %.1f s\n",
-         (long long)bytes, (long long)tokens, tokens > 0 ? (double)bytes / (double)tokens : 0, (long long)report.vocab,
-         (long long)report.train_tokens, (long long)report.valid_tokens, report.seconds);
+  printf(
+      "%lld bytes -> %lld tokens (%.3f bytes per token), vocabulary %lld; %lld for training, %lld held out; %.1f s\n",
+      (long long)bytes, (long long)tokens, tokens > 0 ? (double)bytes / (double)tokens : 0, (long long)report.vocab,
+      (long long)report.train_tokens, (long long)report.valid_tokens, report.seconds);
   return 0;
 }
