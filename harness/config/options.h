@@ -38,6 +38,9 @@
   O(model, num_experts, INT, 0, 0, 4096, "routed experts E")                                                           \
   O(model, num_experts_per_tok, INT, 0, 0, 4096, "experts per token k")                                                \
   O(model, moe_intermediate_size, INT, 0, 0, 1 << 20, "expert width I")                                                \
+  O(model, n_shared_experts, INT, 0, 0, 4096, "experts that every token passes, as one of n times the width")          \
+  O(model, first_k_dense_replace, INT, 0, 0, 100000, "first layers with a dense feed-forward part instead of experts") \
+  O(model, intermediate_size, INT, 0, 0, 1 << 20, "width of those dense layers")                                       \
   O(model, norm_topk_prob, BOOL, 0, 0, 0, "divide the chosen probabilities by their sum (Qwen3; OLMoE does not)")     \
   O(model, scoring_func, SCORE, 0, 0, 0, "router scores of the logits (DeepSeek-V3: sigmoid)")                        \
   O(model, n_group, INT, 1, 1, 4096, "groups of experts; 1 = none")                                                    \
@@ -132,6 +135,7 @@
   O(memory, muon_slots, INT, 2, 1, 8, "Muon buckets in flight")                                                        \
   O(memory, attention_block_q, INT, 0, 0, 1 << 20, "query tokens of one block; 0 = chosen")                            \
   O(memory, attention_block_k, INT, 0, 0, 1 << 20, "keys of one block; 0 = chosen")                                    \
+  O(memory, ffn_tile_rows, INT, 0, 0, 1LL << 40, "tokens of one tile of dense layers and shared experts; 0 = 1024")    \
   O(memory, embed_tile_tokens, INT, 0, 0, 1 << 30, "tokens per rank and exchange of embedding rows; 0 = 256")
 
 #define LEV_OPTIONS_checkpoint(O)                                                                                      \

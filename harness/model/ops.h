@@ -32,6 +32,23 @@ typedef struct lev_rmsnorm_backward_args {
 } lev_rmsnorm_backward_args;
 extern const lev_kernel lev_rmsnorm_backward_kernel;
 
+/* out = silu(gate) * up; out may be gate. */
+typedef struct lev_swiglu_args {
+  lev_dtype dtype;
+  int64_t count;
+  const void *gate, *up; /* T [count] */
+  void *out;             /* T [count] */
+} lev_swiglu_args;
+extern const lev_kernel lev_swiglu_kernel;
+
+/* In place: gate and up become their gradients, d (the gradient of silu(gate) * up) becomes silu(gate) * up. */
+typedef struct lev_swiglu_backward_args {
+  lev_dtype dtype;
+  int64_t count;
+  void *gate, *up, *d; /* T [count] */
+} lev_swiglu_backward_args;
+extern const lev_kernel lev_swiglu_backward_kernel;
+
 /* One projection of queries, keys or values: optional RMS norm (whole row or per head), then clamping to [-clip, clip],
  * then rotary embedding in the rotate-half form at position[row]. */
 typedef struct lev_qk_args {

@@ -32,6 +32,18 @@ static void qk_backward_cpu(const void *args) {
 }
 const lev_kernel lev_qk_backward_kernel = {"model.qk_backward", qk_backward_cpu, NULL};
 
+static void swiglu_cpu(const void *args) {
+  const lev_swiglu_args *a = args;
+  LEV_PICK(a->dtype, swiglu)(a);
+}
+const lev_kernel lev_swiglu_kernel = {"model.swiglu", swiglu_cpu, NULL};
+
+static void swiglu_backward_cpu(const void *args) {
+  const lev_swiglu_backward_args *a = args;
+  LEV_PICK(a->dtype, swiglu_backward)(a);
+}
+const lev_kernel lev_swiglu_backward_kernel = {"model.swiglu_backward", swiglu_backward_cpu, NULL};
+
 static void router_cpu(const void *args) {
   const lev_router_args *a = args;
   if (a->dtype == LEV_F64)

@@ -34,6 +34,15 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
     return lev_fail(LEV_ERR_CONFIG, "head size %lld is odd; rotary embedding needs pairs", (long long)m->head_dim);
   if (m->head_dim > LEV_HEAD_DIM_MAX)
     return lev_fail(LEV_ERR_CONFIG, "head size %lld exceeds %d", (long long)m->head_dim, LEV_HEAD_DIM_MAX);
+  if (m->dense_layers < 0 || m->dense_layers >= m->layers)
+    return lev_fail(LEV_ERR_CONFIG, "model.first_k_dense_replace = %lld must leave one of %lld layers with experts",
+                    (long long)m->dense_layers, (long long)m->layers);
+  if (m->shared_inter < 0 || (m->dense_layers > 0 && m->dense_inter < 1))
+    return lev_fail(
+        LEV_ERR_CONFIG,
+        "width %lld of shared experts must not be negative, and dense layers need model.intermediate_size = "
+        "%lld of at least 1",
+        (long long)m->shared_inter, (long long)m->dense_inter);
   LEV_TRY(lev_rope_check(&m->rope));
   if (!(m->clip_qkv >= 0)) return lev_fail(LEV_ERR_CONFIG, "model.clip_qkv = %g, must not be negative", m->clip_qkv);
   if (m->window < 0 || m->window_first < 0 || m->window_pattern < 0)
@@ -46,7 +55,9 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
   if (m->top_k > m->experts)
     return lev_fail(LEV_ERR_CONFIG, "model.num_experts_per_tok = %lld exceeds model.num_experts = %lld",
                     (long long)m->top_k, (long long)m->experts);
-  if (lev_bytes(lev_max_i64(m->vocab, m->inter * m->experts), m->hidden, 8) > SIZE_MAX / 4)
+  int64_t widest =
+      lev_max_i64(lev_max_i64(m->vocab, m->inter * m->experts), lev_max_i64(m->dense_inter, m->shared_inter));
+  if (lev_bytes(widest, m->hidden, 8) > SIZE_MAX / 4)
     return lev_fail(LEV_ERR_CONFIG, "the model's parameter count overflows");
   const struct {
     const char *name;
@@ -106,23 +117,29 @@ static void add_dense(builder *b, int layer, int unit) {
   int64_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
   int64_t q_norm = m->qk_norm == LEV_QK_NORM_FULL ? q : m->head_dim;
   int64_t k_norm = m->qk_norm == LEV_QK_NORM_FULL ? kv : m->head_dim;
+  int64_t ffn = lev_layer_ffn(m, layer);
+  bool moe = lev_layer_is_moe(m, layer);
   const struct {
     const char *name;
     lev_param_kind kind;
     lev_slot slot;
     int64_t rows, cols;
-  } list[] = {{"input_layernorm", LEV_PARAM_NORM, LEV_W_INPUT_NORM, m->hidden, 1},
-              {"self_attn.q_proj", LEV_PARAM_DENSE, LEV_W_Q, q, m->hidden},
-              {"self_attn.k_proj", LEV_PARAM_DENSE, LEV_W_K, kv, m->hidden},
-              {"self_attn.v_proj", LEV_PARAM_DENSE, LEV_W_V, kv, m->hidden},
-              {"self_attn.o_proj", LEV_PARAM_DENSE, LEV_W_O, m->hidden, q},
-              {"self_attn.q_norm", LEV_PARAM_NORM, LEV_W_Q_NORM, q_norm, 1},
-              {"self_attn.k_norm", LEV_PARAM_NORM, LEV_W_K_NORM, k_norm, 1},
-              {"post_attention_layernorm", LEV_PARAM_NORM, LEV_W_POST_NORM, m->hidden, 1},
-              {"mlp.gate", LEV_PARAM_ROUTER, LEV_W_ROUTER, m->experts, m->hidden}};
+  } list[] = {
+      {"input_layernorm", LEV_PARAM_NORM, LEV_W_INPUT_NORM, m->hidden, 1},
+      {"self_attn.q_proj", LEV_PARAM_DENSE, LEV_W_Q, q, m->hidden},
+      {"self_attn.k_proj", LEV_PARAM_DENSE, LEV_W_K, kv, m->hidden},
+      {"self_attn.v_proj", LEV_PARAM_DENSE, LEV_W_V, kv, m->hidden},
+      {"self_attn.o_proj", LEV_PARAM_DENSE, LEV_W_O, m->hidden, q},
+      {"self_attn.q_norm", LEV_PARAM_NORM, LEV_W_Q_NORM, q_norm, 1},
+      {"self_attn.k_norm", LEV_PARAM_NORM, LEV_W_K_NORM, k_norm, 1},
+      {"post_attention_layernorm", LEV_PARAM_NORM, LEV_W_POST_NORM, m->hidden, 1},
+      {"mlp.gate", LEV_PARAM_ROUTER, LEV_W_ROUTER, moe ? m->experts : 0, m->hidden},
+      {moe ? "mlp.shared_experts.gate_proj" : "mlp.gate_proj", LEV_PARAM_DENSE, LEV_W_FFN_GATE, ffn, m->hidden},
+      {moe ? "mlp.shared_experts.up_proj" : "mlp.up_proj", LEV_PARAM_DENSE, LEV_W_FFN_UP, ffn, m->hidden},
+      {moe ? "mlp.shared_experts.down_proj" : "mlp.down_proj", LEV_PARAM_DENSE, LEV_W_FFN_DOWN, m->hidden, ffn}};
   for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
     bool qk = list[i].slot == LEV_W_Q_NORM || list[i].slot == LEV_W_K_NORM;
-    if (qk && m->qk_norm == LEV_QK_NORM_NONE) continue;
+    if ((qk && m->qk_norm == LEV_QK_NORM_NONE) || list[i].rows == 0 || list[i].cols == 0) continue;
     lev_tensor *t = add_tensor(b, list[i].kind, list[i].slot, unit, list[i].rows, list[i].cols);
     snprintf(t->name, sizeof t->name, "model.layers.%d.%s.weight", layer, list[i].name);
   }
@@ -161,6 +178,7 @@ static void build_tensors(lev_params *p) {
   for (int l = 0; l < (int)p->model.layers; ++l) {
     add_unit(p, LEV_UNIT_DENSE, l);
     add_dense(&b, l, p->n_units - 1);
+    if (!lev_layer_is_moe(&p->model, l)) continue;
     add_unit(p, LEV_UNIT_EXPERTS, l);
     add_experts(&b, l, p->n_units - 1);
   }
@@ -291,9 +309,11 @@ static void count_parameters(lev_params *p) {
   int64_t norms = 2 * m->hidden;
   if (m->qk_norm == LEV_QK_NORM_FULL) norms += (m->heads + m->kv_heads) * m->head_dim;
   if (m->qk_norm == LEV_QK_NORM_HEAD) norms += 2 * m->head_dim;
-  int64_t common = attention + norms + m->experts * m->hidden, expert = 3 * m->inter * m->hidden;
-  p->total = m->layers * (common + m->experts * expert) + (m->tied ? 1 : 2) * m->vocab * m->hidden + m->hidden;
-  p->active = m->layers * (common + m->top_k * expert) + m->vocab * m->hidden + m->hidden;
+  int64_t router = m->experts * m->hidden, expert = 3 * m->inter * m->hidden, shared = 3 * m->shared_inter * m->hidden;
+  int64_t common = m->layers * (attention + norms) + m->dense_layers * 3 * m->dense_inter * m->hidden +
+                   lev_moe_layers(m) * (router + shared);
+  p->total = common + lev_moe_layers(m) * m->experts * expert + (m->tied ? 1 : 2) * m->vocab * m->hidden + m->hidden;
+  p->active = common + lev_moe_layers(m) * m->top_k * expert + m->vocab * m->hidden + m->hidden;
 }
 
 lev_status lev_params_create(const lev_model *model, const lev_layout *layout, lev_params **out) {
@@ -304,7 +324,7 @@ lev_status lev_params_create(const lev_model *model, const lev_layout *layout, l
   if (!p) return LEV_ERR_NOMEM;
   p->model = *model, p->layout = *layout;
   int64_t local = lev_ceil_div(model->experts, layout->experts);
-  size_t most = (size_t)(3 + model->layers * (9 + 3 * local));
+  size_t most = (size_t)(3 + model->layers * (12 + 3 * local));
   int64_t *load = lev_calloc(LEV_HEAP_MODEL, (size_t)layout->ranks, sizeof *load);
   p->tensors = lev_calloc(LEV_HEAP_MODEL, most, sizeof *p->tensors);
   p->pieces = lev_calloc(LEV_HEAP_MODEL, most, sizeof *p->pieces);
@@ -344,12 +364,10 @@ int lev_unit_embed(const lev_params *p) {
   return 0;
 }
 int lev_unit_dense(const lev_params *p, int layer) {
-  (void)p;
-  return 1 + 2 * layer;
+  return 1 + layer + (int)lev_max_i64(0, lev_moe_index(&p->model, layer));
 }
 int lev_unit_experts(const lev_params *p, int layer) {
-  (void)p;
-  return 2 + 2 * layer;
+  return lev_unit_dense(p, layer) + 1;
 }
 int lev_unit_final_norm(const lev_params *p) {
   return p->n_units - (p->model.tied ? 1 : 2);

@@ -40,7 +40,10 @@ typedef struct lev_route_rule {
 typedef struct lev_model {
   lev_dtype dtype; /* of weights and hidden states */
   int64_t vocab, hidden, layers, heads, kv_heads, head_dim, experts, top_k, inter;
-  bool tied; /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
+  int64_t dense_layers; /* first layers with a dense feed-forward part instead of experts */
+  int64_t dense_inter;  /* its width */
+  int64_t shared_inter; /* width of the shared experts of every other layer; 0 = none */
+  bool tied;            /* the embedding table is the head too: one tensor, its gradient the sum of both uses */
   lev_route_rule route;
   bool route_bias;     /* selection bias, updated after each step */
   lev_qk_norm qk_norm; /* FULL: RMS over the whole projection (OLMoE); HEAD: per head (Qwen3) */
@@ -79,6 +82,9 @@ typedef enum lev_slot { /* place of a tensor inside its layer, for pointer look-
                         LEV_W_K_NORM,
                         LEV_W_POST_NORM,
                         LEV_W_ROUTER,
+                        LEV_W_FFN_GATE, /* dense layers: the feed-forward part; others: the shared experts */
+                        LEV_W_FFN_UP,
+                        LEV_W_FFN_DOWN,
                         LEV_W_DENSE_SLOTS,
                         LEV_W_EXPERTS = LEV_W_DENSE_SLOTS,
                         LEV_W_EMBED,
@@ -131,7 +137,7 @@ typedef struct lev_params {
   lev_layout layout;
   lev_tensor *tensors;
   int n_tensors;
-  lev_unit *units; /* embed, (dense, experts) per layer, final norm, head unless tied */
+  lev_unit *units; /* embed, per layer dense and (unless a dense layer) experts, final norm, head unless tied */
   int n_units;
   lev_piece *pieces; /* in flat-shard order */
   int n_pieces;
@@ -145,6 +151,21 @@ typedef struct lev_params {
 LEV_MUST_CHECK lev_status lev_params_create(const lev_model *model, const lev_layout *layout, lev_params **out);
 void lev_params_destroy(lev_params *params);
 
+/* Layers with experts, whether a layer is one of them, and its number among them. */
+static inline int64_t lev_moe_layers(const lev_model *model) {
+  return model->layers - model->dense_layers;
+}
+static inline bool lev_layer_is_moe(const lev_model *model, int64_t layer) {
+  return layer >= model->dense_layers;
+}
+static inline int64_t lev_moe_index(const lev_model *model, int64_t layer) {
+  return layer - model->dense_layers;
+}
+/* Width of the layer's FFN slots; 0 = it has none. */
+static inline int64_t lev_layer_ffn(const lev_model *model, int64_t layer) {
+  return lev_layer_is_moe(model, layer) ? model->shared_inter : model->dense_inter;
+}
+
 /* Keys that a query of this layer sees at most, 0 = all before it. Layers below window_first see everything, and so
  * does every window_pattern-th layer, counted from 1 (0 = none): Qwen's max_window_layers, Gemma's
  * sliding_window_pattern. */
@@ -153,7 +174,7 @@ int64_t lev_layer_window(const lev_model *model, int layer);
 /* Unit indices. */
 int lev_unit_embed(const lev_params *params);
 int lev_unit_dense(const lev_params *params, int layer);
-int lev_unit_experts(const lev_params *params, int layer);
+int lev_unit_experts(const lev_params *params, int layer); /* of a layer with experts */
 int lev_unit_final_norm(const lev_params *params);
 int lev_unit_head(const lev_params *params); /* the embedding unit when tied */
 /* Largest number of elements over the units of a kind. */

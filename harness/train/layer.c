@@ -3,9 +3,9 @@
  * together:
  *
  *   forward   x = norm(h); q, k, v; attention -> O;  h' = h + O Wo     [scope 1]
- *             x = norm(h'); router; experts chunk by chunk: out = h' + moe(x)     [scope 2]
+ *             x = norm(h'); out = h' + mlp(x): router, experts chunk by chunk, shared experts tile by tile  [scope 2]
  *   backward  (O recomputed if it was not kept)     [scope 1]
- *             expert half: h' rebuilt from h and O; router and experts backward     [scope 2]
+ *             expert half: h' rebuilt from h and O; shared experts, router and experts backward     [scope 2]
  *             attention half: q, k, v rebuilt; attention backward     [scope 3] */
 #include "harness/train/layer.h"
 
@@ -47,10 +47,11 @@ static lev_status begin_grads(lev_layer_run *r, bool first) {
   return LEV_OK;
 }
 
-/* Starts gathering the units of a neighbouring layer, if there is one. */
+/* Starts gathering the units of a layer, if there is one of this number. */
 static lev_status prefetch(lev_rank *rank, int layer) {
   if (layer < 0 || layer >= (int)rank->params->model.layers) return LEV_OK;
   LEV_TRY(lev_weights_prefetch(rank->weights, lev_unit_dense(rank->params, layer)));
+  if (!lev_layer_is_moe(&rank->params->model, layer)) return LEV_OK;
   return lev_weights_prefetch(rank->weights, lev_unit_experts(rank->params, layer));
 }
 
@@ -136,7 +137,7 @@ lev_status lev_layer_forward(lev_rank *rank, int layer, const void *in, void *ou
   bool keep = rank->config->memory.sco_keep_attention;
   lev_ledger_phase(rank->ledger, "forward", layer);
   LEV_TRY(begin(&r, rank, layer));
-  LEV_TRY(lev_weights_prefetch(rank->weights, lev_unit_experts(rank->params, layer)));
+  LEV_TRY(prefetch(rank, layer));
   LEV_TRY(prefetch(rank, layer + 1));
   size_t bytes = lev_attention_item_bytes(r.m, r.n);
   LEV_TRY(lev_rank_push(rank));
@@ -149,7 +150,7 @@ lev_status lev_layer_forward(lev_rank *rank, int layer, const void *in, void *ou
   if (keep) LEV_TRY(sco_write_end(rank->sco, layer, SCO_ATTENTION, bytes, rank->compute));
   LEV_TRY(lev_attention_add(&r, in, kept.o, out));
   LEV_TRY(lev_rank_pop(rank));
-  LEV_TRY(lev_experts_forward(&r, out));
+  LEV_TRY(lev_mlp_forward(&r, out));
   return lev_weights_release(rank->weights, lev_unit_dense(rank->params, layer), rank->compute);
 }
 
@@ -160,7 +161,7 @@ lev_status lev_layer_backward(lev_rank *rank, int layer, bool first) {
   lev_ledger_phase(rank->ledger, "backward", layer);
   LEV_TRY(begin(&r, rank, layer));
   LEV_TRY(begin_grads(&r, first));
-  LEV_TRY(lev_weights_prefetch(rank->weights, lev_unit_experts(rank->params, layer)));
+  LEV_TRY(prefetch(rank, layer));
   LEV_TRY(prefetch(rank, layer - 1));
   LEV_TRY(sco_read(rank->sco, layer, SCO_BOUNDARY, rank->compute, &in));
   if (keep) LEV_TRY(sco_read(rank->sco, layer, SCO_ATTENTION, rank->compute, &item));
@@ -172,7 +173,7 @@ lev_status lev_layer_backward(lev_rank *rank, int layer, bool first) {
   if (!keep) LEV_TRY(lev_rank_work(rank, "attn.out", LEV_U8, 1, (int64_t)lev_attention_item_bytes(r.m, r.n), &item));
   lev_attention_out kept = split_item(&r, item);
   if (!keep) LEV_TRY(lev_attention_forward(&r, in, kept));
-  LEV_TRY(lev_experts_backward(&r, in, kept, first));
+  LEV_TRY(lev_mlp_backward(&r, in, kept, first));
   LEV_TRY(lev_attention_backward(&r, in, kept));
   LEV_TRY(lev_rank_pop(rank));
   if (keep) LEV_TRY(sco_release(rank->sco, layer, SCO_ATTENTION, rank->compute));

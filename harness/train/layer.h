@@ -51,12 +51,18 @@ LEV_MUST_CHECK lev_status lev_attention_add(const lev_layer_run *r, const void *
 /* rank->hidden, the gradient of in + O Wo, gains that of `in` through attention. */
 LEV_MUST_CHECK lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_attention_out kept);
 
+/* ---- layer_mlp.c: the half after attention, out = h' + mlp(norm(h')) ---- */
+
+/* out += mlp(norm(out)). */
+LEV_MUST_CHECK lev_status lev_mlp_forward(const lev_layer_run *r, void *out);
+/* rank->hidden, the gradient of h' + mlp(norm(h')) with h' = in + O Wo rebuilt, becomes that of h'. */
+LEV_MUST_CHECK lev_status lev_mlp_backward(const lev_layer_run *r, const void *in, lev_attention_out kept, bool first);
+
 /* ---- layer_experts.c ---- */
 
-/* out += moe(norm(out)). */
-LEV_MUST_CHECK lev_status lev_experts_forward(const lev_layer_run *r, void *out);
-/* rank->hidden, the gradient of h' + moe(norm(h')) with h' = in + O Wo rebuilt, becomes that of h'. */
-LEV_MUST_CHECK lev_status lev_experts_backward(const lev_layer_run *r, const void *in, lev_attention_out kept,
-                                               bool first);
+/* y += routed experts of x [N, H]. */
+LEV_MUST_CHECK lev_status lev_experts_forward(const lev_layer_run *r, const void *x, void *y);
+/* dx = the gradient of x through router and experts, for rank->hidden = dy. */
+LEV_MUST_CHECK lev_status lev_experts_backward(const lev_layer_run *r, const void *x, void *dx, bool first);
 
 #endif

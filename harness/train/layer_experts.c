@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The expert half of a decoder layer: router and routed experts. */
+/* Router and routed experts of a decoder layer. */
 #include "harness/train/layer.h"
 
 static int32_t *layer_ids(const lev_layer_run *r) {
-  return r->rank->ids + (int64_t)r->layer * r->rank->max_tokens * r->m->top_k;
+  return r->rank->ids + lev_moe_index(r->m, r->layer) * r->rank->max_tokens * r->m->top_k;
 }
 static int64_t *layer_counts(const lev_layer_run *r) {
-  return r->rank->counts + (int64_t)r->layer * r->m->experts;
+  return r->rank->counts + lev_moe_index(r->m, r->layer) * r->m->experts;
 }
 
 /* Router scores in A, then ids (when `select`) and weights. */
@@ -43,27 +43,25 @@ static const int64_t *group_tokens(const lev_rank *rank) {
   return rank->batch.rank_tokens + rank->params->layout.rank / size * size;
 }
 
-lev_status lev_experts_forward(const lev_layer_run *r, void *out) {
+lev_status lev_experts_forward(const lev_layer_run *r, const void *x, void *y) {
   lev_rank *rank = r->rank;
   int unit = lev_unit_experts(rank->params, r->layer);
   lev_blocks blocks;
-  void *x, *logits, *weights;
+  void *logits, *weights;
   const void *w;
   LEV_TRY(lev_rank_push(rank));
-  LEV_TRY(lev_rank_work(rank, "hidden.norm", r->t, r->n, r->m->hidden, &x));
-  LEV_TRY(lev_layer_norm(r, out, LEV_W_POST_NORM, x));
   LEV_TRY(route(r, x, true, &logits, &weights));
   LEV_TRY(lev_weights_get(rank->weights, unit, rank->compute, &w));
   LEV_TRY(lev_rank_take(rank, llep_walk_forward, rank->llep, &blocks));
   LEV_TRY(llep_plan_bind(rank->llep, LLEP_FORWARD, &blocks));
-  llep_forward_args args = {.layer = r->layer,
+  llep_forward_args args = {.layer = (int)lev_moe_index(r->m, r->layer),
                             .tokens = r->n,
                             .rank_tokens = group_tokens(rank),
                             .x = x,
                             .ids = layer_ids(r),
                             .probs = weights,
                             .w = w,
-                            .y = out,
+                            .y = y,
                             .accumulate = true};
   LEV_TRY(llep_forward(rank->llep, &args, rank->compute));
   LEV_TRY(lev_weights_release(rank->weights, unit, rank->compute));
@@ -77,7 +75,7 @@ static lev_status router_backward(const lev_layer_run *r, const void *x, const v
   const lev_model *m = r->m;
   double micro = 0, all = (double)(rank->config->train.context * rank->config->train.global_batch);
   for (int i = 0; i < rank->params->layout.ranks; ++i) micro += (double)rank->batch.rank_tokens[i];
-  double per_layer = micro > 0 ? 1 / ((double)m->layers * all) : 0;
+  double per_layer = micro > 0 ? 1 / ((double)lev_moe_layers(m) * all) : 0;
   void *dlogits;
   LEV_TRY(lev_rank_work(rank, "router.logits_grad", r->t, r->n, m->experts, &dlogits));
   lev_router_backward_args args = {
@@ -98,18 +96,13 @@ static lev_status router_backward(const lev_layer_run *r, const void *x, const v
   return lev_layer_product_dx(r, r->n, dlogits, m->experts, r->w[LEV_W_ROUTER], m->hidden, dx, 1);
 }
 
-lev_status lev_experts_backward(const lev_layer_run *r, const void *in, lev_attention_out kept, bool first) {
+lev_status lev_experts_backward(const lev_layer_run *r, const void *x, void *dx, bool first) {
   lev_rank *rank = r->rank;
   int unit = lev_unit_experts(rank->params, r->layer);
   lev_blocks blocks;
-  void *mid, *x, *dx, *logits, *weights, *dweights, *dw;
+  void *logits, *weights, *dweights, *dw;
   const void *w;
   LEV_TRY(lev_rank_push(rank));
-  LEV_TRY(lev_rank_work(rank, "hidden.mid", r->t, r->n, r->m->hidden, &mid));
-  LEV_TRY(lev_rank_work(rank, "hidden.norm", r->t, r->n, r->m->hidden, &x));
-  LEV_TRY(lev_rank_work(rank, "hidden.norm_grad", r->t, r->n, r->m->hidden, &dx));
-  LEV_TRY(lev_attention_add(r, in, kept.o, mid));
-  LEV_TRY(lev_layer_norm(r, mid, LEV_W_POST_NORM, x));
   LEV_TRY(route(r, x, false, &logits, &weights));
   LEV_TRY(lev_rank_work(rank, "router.weights", r->a, r->n, r->m->top_k, &dweights));
   LEV_TRY(lev_weights_get(rank->weights, unit, rank->compute, &w));
@@ -117,7 +110,7 @@ lev_status lev_experts_backward(const lev_layer_run *r, const void *in, lev_atte
   LEV_TRY(lev_rank_push(rank)); /* the chunks' buffers end before the router's backward needs its own */
   LEV_TRY(lev_rank_take(rank, llep_walk_backward, rank->llep, &blocks));
   LEV_TRY(llep_plan_bind(rank->llep, LLEP_BACKWARD, &blocks));
-  llep_backward_args args = {.layer = r->layer,
+  llep_backward_args args = {.layer = (int)lev_moe_index(r->m, r->layer),
                              .tokens = r->n,
                              .rank_tokens = group_tokens(rank),
                              .x = x,
@@ -133,6 +126,5 @@ lev_status lev_experts_backward(const lev_layer_run *r, const void *in, lev_atte
   LEV_TRY(lev_grads_end(rank->weights, unit, rank->compute, first));
   LEV_TRY(lev_weights_release(rank->weights, unit, rank->compute));
   LEV_TRY(router_backward(r, x, logits, dweights, dx));
-  LEV_TRY(lev_layer_norm_backward(r, mid, LEV_W_POST_NORM, dx));
   return lev_rank_pop(rank);
 }

@@ -16,13 +16,13 @@ size_t lev_rank_staging_bytes(void) {
 }
 
 size_t lev_rank_route_bias_bytes(const lev_model *m) {
-  return m->route_bias ? lev_bytes(m->layers, m->experts, lev_dtype_bytes(lev_dtype_arith(m->dtype))) : 0;
+  return m->route_bias ? lev_bytes(lev_moe_layers(m), m->experts, lev_dtype_bytes(lev_dtype_arith(m->dtype))) : 0;
 }
 
 const void *lev_rank_route_bias(const lev_rank *rank, int layer) {
   const lev_model *m = &rank->params->model;
   size_t row = lev_bytes(1, m->experts, lev_dtype_bytes(lev_dtype_arith(m->dtype)));
-  return m->route_bias ? (const unsigned char *)rank->route_bias + (size_t)layer * row : NULL;
+  return m->route_bias ? (const unsigned char *)rank->route_bias + (size_t)lev_moe_index(m, layer) * row : NULL;
 }
 
 static bool is_dry(const lev_rank *rank) {
@@ -43,6 +43,9 @@ lev_model lev_model_of(const lev_config *c) {
       .experts = c->model.num_experts,
       .top_k = c->model.num_experts_per_tok,
       .inter = c->model.moe_intermediate_size,
+      .dense_layers = c->model.first_k_dense_replace,
+      .dense_inter = c->model.intermediate_size,
+      .shared_inter = c->model.n_shared_experts * c->model.moe_intermediate_size,
       .tied = c->model.tie_word_embeddings,
       .route = {.score = (lev_score)c->model.scoring_func,
                 .norm_topk = c->model.norm_topk_prob,
@@ -151,7 +154,7 @@ static lev_status plan_experts(lev_rank *rank) {
   llep_config a;
   llep_config_init(&a);
   a.max_tokens = rank->max_tokens, a.hidden = m->hidden, a.inter = m->inter, a.experts = m->experts;
-  a.top_k = m->top_k, a.layers = (int)m->layers, a.dtype = m->dtype;
+  a.top_k = m->top_k, a.layers = (int)lev_moe_layers(m), a.dtype = m->dtype;
   a.schedule = c->schedule.pipelined_llep == LEV_SCHEDULE_PLAIN ? LLEP_PLAIN : LLEP_BOUNDED;
   a.chunk_rows = c->memory.llep_chunk_rows, a.foreign_slots = c->memory.llep_foreign_slots;
   a.alpha = c->memory.llep_alpha, a.min_rows = c->memory.llep_min_rows, a.gate = c->memory.llep_gate;
@@ -285,8 +288,8 @@ static lev_status persist_own(lev_rank *rank) {
     int64_t rows, cols;
     void *out;
   } list[] = {{LEV_MEM_DEVICE, "hidden.stream", m->dtype, n, m->hidden, &rank->hidden},
-              {LEV_MEM_DEVICE, "router.ids", LEV_I32, m->layers * n, m->top_k, &rank->ids},
-              {LEV_MEM_DEVICE, "router.counts", LEV_I64, m->layers, m->experts, &rank->counts},
+              {LEV_MEM_DEVICE, "router.ids", LEV_I32, lev_moe_layers(m) * n, m->top_k, &rank->ids},
+              {LEV_MEM_DEVICE, "router.counts", LEV_I64, lev_moe_layers(m), m->experts, &rank->counts},
               {LEV_MEM_DEVICE, "router.bias", LEV_U8, 1, bias_bytes, &rank->route_bias},
               {LEV_MEM_PINNED, "router.bias", LEV_U8, 1, bias_bytes, &rank->route_bias_pinned},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->tokens},

@@ -76,32 +76,32 @@ typedef struct lev_rank {
 
   /* device, persistent */
   void *hidden;                        /* T [N, H]: last layer's output, then the gradient that travels down */
-  int32_t *ids;                        /* [L, N, k] chosen experts */
-  int64_t *counts;                     /* [L, E] assignments over the micro-batch, summed over ranks */
+  int32_t *ids;                        /* [M, N, k] chosen experts; M layers have some */
+  int64_t *counts;                     /* [M, E] assignments over the micro-batch, summed over ranks */
   int32_t *tokens, *labels, *position; /* [N] */
-  void *route_bias;                    /* A [L, E] selection bias, the same on every rank; with model.route_bias */
+  void *route_bias;                    /* A [M, E] selection bias, the same on every rank; with model.route_bias */
   double *sums;                        /* f64 scalars of a step, see lev_rank_sums */
   double *norm_scratch;
   void *workspace; /* library workspace of the compute stream */
   /* pinned and host */
   int32_t *batch_pinned; /* [3, N] staging of tokens, labels, positions */
   double *sums_pinned;
-  void *route_bias_pinned; /* A [L, E], for checkpoints */
+  void *route_bias_pinned; /* A [M, E], for checkpoints */
   int32_t *sequence; /* host [2, S]: tokens and labels of a whole sequence */
   void *staging;     /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
   lev_batch batch;
 } lev_rank;
 
 /* Layout of `sums`: [0] sum of NLL, [1] valid tokens, [2] bad labels, [3] gradient norm squared, [4] non-finite
- * gradients, then per layer: sum of squared log-sum-exp, sum of probabilities per expert, assignments per expert. */
+ * gradients, then per layer with experts: sum of squared log-sum-exp, sum of probabilities per expert, assignments per expert. */
 enum { LEV_SUM_NLL, LEV_SUM_VALID, LEV_SUM_BAD, LEV_SUM_NORM, LEV_SUM_NONFINITE, LEV_SUMS };
 static inline int64_t lev_rank_sums(const lev_model *m) {
-  return LEV_SUMS + m->layers * (1 + 2 * m->experts);
+  return LEV_SUMS + lev_moe_layers(m) * (1 + 2 * m->experts);
 }
 
 /* Router sums of one layer. */
 static inline double *lev_layer_sums(const lev_model *m, double *sums, int layer) {
-  return sums + LEV_SUMS + layer * (1 + 2 * m->experts);
+  return sums + LEV_SUMS + lev_moe_index(m, layer) * (1 + 2 * m->experts);
 }
 
 /* Selection bias of one layer, A [E]; NULL without. */
@@ -151,7 +151,7 @@ LEV_MUST_CHECK lev_status lev_batch_count_valid(lev_rank *rank, lev_loader *load
 /* ---- step.c ---- */
 typedef struct lev_step_result {
   double loss;      /* mean NLL per valid token, over all ranks, nats */
-  double balance;   /* Switch balance loss, mean over layers (1 = balanced); NaN when off */
+  double balance;   /* Switch balance loss, mean over layers with experts (1 = balanced); NaN when off */
   double z_loss;    /* mean squared log-sum-exp of the router logits */
   double grad_norm; /* before clipping */
   int64_t valid;    /* valid tokens */

@@ -31,11 +31,11 @@ static lev_status add_route_bias(lev_rank *rank, lev_state_piece *list, int *n) 
   LEV_TRY(
       lev_copy(rank->compute, rank->route_bias_pinned, rank->route_bias, lev_rank_route_bias_bytes(m), "router.bias"));
   LEV_TRY(lev_stream_sync(rank->compute));
-  for (int l = 0; l < (int)m->layers && rank->params->layout.rank == 0; ++l) {
+  for (int l = (int)m->dense_layers; l < (int)m->layers && rank->params->layout.rank == 0; ++l) {
     lev_state_piece *s = &list[(*n)++];
     snprintf(s->name, sizeof s->name, "master.model.layers.%d.mlp.gate.e_score_correction_bias", l);
     s->dtype = a, s->rows = m->experts, s->cols = 1, s->vector = true;
-    s->data = at(rank->route_bias_pinned, l * m->experts, a);
+    s->data = at(rank->route_bias_pinned, lev_moe_index(m, l) * m->experts, a);
   }
   return LEV_OK;
 }
@@ -101,6 +101,9 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
                            (double)m->experts,
                            (double)m->top_k,
                            (double)m->inter,
+                           (double)m->dense_layers,
+                           (double)m->dense_inter,
+                           (double)m->shared_inter,
                            m->tied,
                            m->route.score,
                            m->route.norm_topk,

@@ -169,18 +169,19 @@ static lev_status collect_sums(lev_rank *rank) {
 static void router_result(lev_rank *rank, lev_step_result *out) {
   const lev_model *m = &rank->params->model;
   double tokens = (double)(rank->config->train.context * rank->config->train.global_batch);
-  for (int l = 0; l < (int)m->layers; ++l) {
+  double layers = (double)lev_moe_layers(m);
+  for (int l = (int)m->dense_layers; l < (int)m->layers; ++l) {
     const double *sums = lev_layer_sums(m, rank->sums_pinned, l), *p = sums + 1, *n = p + m->experts;
     double most = 0, balance = 0, mean = tokens * (double)m->top_k / (double)m->experts;
     for (int64_t e = 0; e < m->experts; ++e) {
       balance += n[e] * p[e];
       most = fmax(most, n[e]);
     }
-    out->balance += balance * (double)m->experts / (tokens * tokens * (double)m->top_k) / (double)m->layers;
-    out->z_loss += sums[0] / tokens / (double)m->layers;
+    out->balance += balance * (double)m->experts / (tokens * tokens * (double)m->top_k) / layers;
+    out->z_loss += sums[0] / tokens / layers;
     out->max_vio = fmax(out->max_vio, most / mean - 1);
     llep_stats stats;
-    llep_get_stats(rank->llep, l, &stats);
+    llep_get_stats(rank->llep, (int)lev_moe_index(m, l), &stats);
     out->rows_max_mean = fmax(out->rows_max_mean, stats.rows_mean > 0 ? stats.rows_max / stats.rows_mean : 0);
     out->chunks = lev_max_i64(out->chunks, stats.chunks);
   }
@@ -242,7 +243,7 @@ static lev_status update(lev_rank *rank, int64_t step, double lr, double grad_sc
 /* Moves the selection bias against the loads of the whole batch, which collect_sums left in rank->sums. */
 static lev_status update_route_bias(lev_rank *rank) {
   const lev_model *m = &rank->params->model;
-  for (int l = 0; l < (int)m->layers && m->route_bias; ++l) {
+  for (int l = (int)m->dense_layers; l < (int)m->layers && m->route_bias; ++l) {
     lev_route_bias_args args = {.dtype = m->dtype,
                                 .experts = m->experts,
                                 .rate = m->bias_rate,

@@ -152,6 +152,29 @@ T_TEST(qk_matches_oracle_and_differences) {
   }
 }
 
+/* ---- SwiGLU ---- */
+
+static void swiglu_of_input(const double *input, double *output, void *ctx) {
+  (void)ctx; /* input = gate, then up */
+  lev_swiglu_args args = {LEV_F64, ROWS * COLS, input, input + ROWS * COLS, output};
+  lev_swiglu_kernel.cpu(&args);
+}
+
+T_TEST(swiglu_matches_oracle_and_differences) {
+  double input[2 * ROWS * COLS], grad[2 * ROWS * COLS], y[ROWS * COLS], want[ROWS * COLS], c[ROWS * COLS], d[ROWS * COLS];
+  num_random(LEV_F64, input, NULL, 2 * ROWS * COLS, 3, 40);
+  num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 41);
+  for (int i = 0; i < ROWS * COLS; ++i) want[i] = input[i] / (1 + exp(-input[i])) * input[ROWS * COLS + i];
+  swiglu_of_input(input, y, NULL);
+  NUM_CHECK(LEV_F64, y, want, ROWS, COLS, 1e-14, "swiglu");
+  memcpy(grad, input, sizeof grad);
+  memcpy(d, c, sizeof d);
+  lev_swiglu_backward_args args = {LEV_F64, ROWS * COLS, grad, grad + ROWS * COLS, d};
+  lev_swiglu_backward_kernel.cpu(&args);
+  NUM_CHECK(LEV_F64, d, want, ROWS, COLS, 1e-14, "swiglu rebuilt");
+  check_gradient(swiglu_of_input, NULL, input, 2 * ROWS * COLS, ROWS * COLS, c, grad, "swiglu");
+}
+
 /* ---- router ---- */
 
 typedef struct router_case {

@@ -57,10 +57,11 @@ static void check_layout(const lev_model *m, int w, int d, int ep, int p_vocab, 
   for (int id = 0; id < 512; ++id) free(seen[id]);
 }
 
-enum { KINDS = 2 };
+enum { KINDS = 4 };
 static lev_model model_kind(int kind) {
   lev_model m = tiny;
-  m.tied = kind == 1;
+  m.tied = kind == 1 || kind == 3;
+  if (kind >= 2) m.shared_inter = 10, m.dense_layers = kind - 1, m.dense_inter = 17;
   return m;
 }
 
@@ -158,4 +159,41 @@ T_TEST(params_sliding_window_layers) {
   T_EXPECT_EQ_I64(lev_layer_window(&m, 2), 5);
   m.window_first = 0, m.window_pattern = 6; /* Gemma: five sliding layers, one full */
   for (int l = 0; l < 12; ++l) T_EXPECT_EQ_I64(lev_layer_window(&m, l), l % 6 == 5 ? 0 : 5);
+}
+
+T_TEST(params_dense_layers_and_shared_experts) {
+  lev_params *p;
+  lev_model m = tiny;
+  m.dense_layers = 1, m.dense_inter = 17, m.shared_inter = 10;
+  T_REQUIRE_OK(lev_params_create(&m, &(lev_layout){1, 0, 1, 1, 1, false}, &p));
+  T_EXPECT_EQ_I64(p->n_units, 1 + 1 + 2 * 2 + 2);
+  T_EXPECT(p->units[lev_unit_dense(p, 0)].kind == LEV_UNIT_DENSE && p->units[lev_unit_dense(p, 0)].layer == 0);
+  for (int l = 1; l < 3; ++l) {
+    T_EXPECT(p->units[lev_unit_dense(p, l)].kind == LEV_UNIT_DENSE && p->units[lev_unit_dense(p, l)].layer == l);
+    T_EXPECT(p->units[lev_unit_experts(p, l)].kind == LEV_UNIT_EXPERTS && p->units[lev_unit_experts(p, l)].layer == l);
+  }
+  const struct {
+    const char *name;
+    int64_t rows, cols;
+  } want[] = {{"model.layers.0.mlp.gate_proj.weight", 17, 12},
+              {"model.layers.0.mlp.down_proj.weight", 12, 17},
+              {"model.layers.2.mlp.shared_experts.up_proj.weight", 10, 12},
+              {"model.layers.2.mlp.shared_experts.down_proj.weight", 12, 10},
+              {"model.layers.1.mlp.gate.weight", 7, 12}};
+  for (size_t i = 0; i < sizeof want / sizeof *want; ++i) {
+    int found = 0;
+    for (int t = 0; t < p->n_tensors; ++t)
+      found += strcmp(p->tensors[t].name, want[i].name) == 0 && p->tensors[t].rows == want[i].rows &&
+               p->tensors[t].cols == want[i].cols;
+    T_EXPECT_MSG(found == 1, "%s found %d times", want[i].name, found);
+  }
+  for (int t = 0; t < p->n_tensors; ++t) {
+    T_EXPECT(!strstr(p->tensors[t].name, "layers.0.mlp.experts"));
+    T_EXPECT(strcmp(p->tensors[t].name, "model.layers.0.mlp.gate.weight") != 0);
+  }
+  lev_params_destroy(p);
+  m.dense_layers = 3; /* no layer with experts left */
+  T_EXPECT_STATUS(lev_params_create(&m, &(lev_layout){1, 0, 1, 1, 1, false}, &p), LEV_ERR_CONFIG);
+  m.dense_layers = 1, m.dense_inter = 0;
+  T_EXPECT_STATUS(lev_params_create(&m, &(lev_layout){1, 0, 1, 1, 1, false}, &p), LEV_ERR_CONFIG);
 }

@@ -45,7 +45,13 @@ static const struct {
     {"sigmoid scores, groups", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nbalance = 'aux_free'\n"
                                "bias_update_rate = 0.05\n"},
     {"softmax scores, groups, bias", "[model]\nn_group = 5\ntopk_group = 2\nbalance = 'aux_free'\n"
-                                     "bias_update_rate = 0.02\nnorm_topk_prob = true\n"}};
+                                     "bias_update_rate = 0.02\nnorm_topk_prob = true\n"},
+    {"shared experts", "[model]\nn_shared_experts = 2\n[memory]\nffn_tile_rows = 9\n"},
+    {"dense first layer", "[model]\nfirst_k_dense_replace = 1\nintermediate_size = 31\n[memory]\nffn_tile_rows = 7\n"},
+    {"DeepSeek form", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nnorm_topk_prob = true\n"
+                      "routed_scaling_factor = 2.5\nbalance = 'aux_free'\nbias_update_rate = 0.05\n"
+                      "n_shared_experts = 1\nfirst_k_dense_replace = 2\nintermediate_size = 40\n"
+                      "tie_word_embeddings = true\n[memory]\nffn_tile_rows = 1024\n"}};
 
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
