@@ -68,7 +68,9 @@
 
 #define LEV_OPTIONS_data(O)                                                                                            \
   O(data, train, TEXT, "", 0, 0, "prefix of PREFIX.idx and PREFIX.bin (levee tokenize writes them)")                  \
-  O(data, valid, TEXT, "", 0, 0, "prefix of the held-out tokens; empty = no validation")
+  O(data, valid, TEXT, "", 0, 0, "prefix of the held-out tokens; empty = no validation")                             \
+  O(data, packed, BOOL, 0, 0, 0, "attention stops at document borders, and positions start again there")             \
+  O(data, mask_eod, BOOL, 0, 0, 0, "no loss on the first token of a document that follows another one")
 
 #define LEV_OPTIONS_train(O)                                                                                           \
   O(train, steps, INT, 100, 0, 1000000000, "optimizer steps")                                                          \
@@ -117,6 +119,7 @@
   O(memory, context_reserve, SIZE, 0, 0, 0, "kept free for the driver inside device_memory")                           \
   O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap of the process may hold")                    \
   O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
+  O(memory, llep_plain_rows, INT, 0, 0, 2147483647, "plain schedule: rows a rank can receive; 0 = the worst case")      \
   O(memory, llep_foreign_slots, INT, 0, -1, 4096, "lent experts a rank holds at once; 0 = half its own, -1 = none")   \
   O(memory, llep_alpha, REAL, 1.0, 1, 1e6, "load above which a rank counts as overloaded, in means")                   \
   O(memory, llep_min_rows, INT, 1024, 0, 1LL << 40, "fewest rows worth lending an expert for")                         \

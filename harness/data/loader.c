@@ -110,15 +110,46 @@ static int64_t permute(const lev_loader *l, int64_t epoch, int64_t i) {
   return (int64_t)x;
 }
 
-lev_status lev_loader_fetch(lev_loader *l, int64_t sample, int32_t *tokens, int32_t *labels) {
-  int64_t s = l->context, window = sample;
+/* Number of the window of the stream that a sample shows. */
+static lev_status window_of(const lev_loader *l, int64_t sample, int64_t *window) {
   if (sample < 0 || (l->validation && sample >= l->samples))
     return lev_fail(LEV_ERR_ARG, "sample %lld of %lld", (long long)sample, (long long)l->samples);
-  if (!l->validation) window = permute(l, sample / l->samples, sample % l->samples);
+  *window = l->validation ? sample : permute(l, sample / l->samples, sample % l->samples);
+  return LEV_OK;
+}
+
+lev_status lev_loader_fetch(lev_loader *l, int64_t sample, int32_t *tokens, int32_t *labels) {
+  int64_t s = l->context, window;
+  LEV_TRY(window_of(l, sample, &window));
   int64_t left = l->file.tokens - 1 - window * s, n = left < s ? left : s;
   LEV_TRY(lev_megatron_read(&l->file, window * s, n, l->vocab, tokens));
   LEV_TRY(lev_megatron_read(&l->file, window * s + n, 1, l->vocab, &labels[n - 1]));
   memcpy(labels, tokens + 1, (size_t)(n - 1) * sizeof *labels);
   for (int64_t i = n; i < s; ++i) tokens[i] = 0, labels[i] = NO_LABEL;
+  return LEV_OK;
+}
+
+lev_status lev_loader_documents(lev_loader *l, int64_t sample, int32_t *begin) {
+  const lev_megatron *m = &l->file;
+  int64_t s = l->context, window, first, low = 0, high = m->documents - 1;
+  LEV_TRY(window_of(l, sample, &window));
+  first = window * s;
+  while (low <
+         high) { /* the first entry that begins after the sample's first token; the last one is the stream's end */
+    int64_t middle = low + (high - low) / 2;
+    if (lev_megatron_document_begin(m, middle) > first)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  int32_t current = 0;
+  int64_t next = lev_megatron_document_begin(m, low) - first;
+  for (int64_t p = 0; p <= s; ++p) {
+    while (p == next && first + next < m->tokens) {
+      current = (int32_t)p;
+      next = lev_megatron_document_begin(m, ++low) - first;
+    }
+    begin[p] = current;
+  }
   return LEV_OK;
 }

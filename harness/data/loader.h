@@ -44,6 +44,11 @@ int64_t lev_loader_bytes(const lev_loader *loader);
  * for an id outside [0, V). Allocates nothing; thread-safe. */
 LEV_MUST_CHECK lev_status lev_loader_fetch(lev_loader *loader, int64_t sample, int32_t *tokens, int32_t *labels);
 
+/* begin[S + 1]: for each token of the sample, and for the one after its last, the position in the sample at which its
+ * document begins; 0 if before the sample. Past the end of the stream the last document goes on. LEV_ERR_ARG as
+ * lev_loader_fetch. Thread-safe. */
+LEV_MUST_CHECK lev_status lev_loader_documents(lev_loader *loader, int64_t sample, int32_t *begin);
+
 #ifdef __cplusplus
 }
 #endif

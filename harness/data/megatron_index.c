@@ -55,6 +55,12 @@ int64_t lev_megatron_document(const lev_megatron *m, int64_t i) {
   return (int64_t)load_le(m->idx.data + HEADER + 12 * m->sequences + 8 * i, 8);
 }
 
+int64_t lev_megatron_document_begin(const lev_megatron *m, int64_t i) {
+  int64_t sequence = lev_megatron_document(m, i);
+  while (sequence < m->sequences && lev_megatron_length(m, sequence) == 0) ++sequence; /* these may point anywhere */
+  return sequence < m->sequences ? pointer_of(m, sequence) / m->token_bytes : m->tokens;
+}
+
 static lev_status read_header(lev_megatron *m, const char *path) {
   const unsigned char *p = m->idx.data;
   uint64_t size = m->idx.bytes;

@@ -44,6 +44,9 @@ LEV_MUST_CHECK lev_status lev_megatron_read(const lev_megatron *m, int64_t first
 /* Length in tokens of sequence i; entry i of document_index. */
 int64_t lev_megatron_length(const lev_megatron *m, int64_t i);
 int64_t lev_megatron_document(const lev_megatron *m, int64_t i);
+/* Position in the stream at which entry i of document_index begins: the first token of document i, `tokens` for the
+ * last entry. Never falls with i. */
+int64_t lev_megatron_document_begin(const lev_megatron *m, int64_t i);
 
 typedef struct lev_megatron_writer lev_megatron_writer;
 

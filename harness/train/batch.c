@@ -28,12 +28,19 @@ static bool set_shape(lev_rank *rank, int64_t n_samples, int micro) {
   return mine;
 }
 
-/* Tokens and labels of this group's whole sequence into rank->sequence. */
+/* Tokens and labels of this group's whole sequence into rank->sequence, document borders into rank->documents; labels
+ * that begin a document are masked where asked. */
 static lev_status fetch(lev_rank *rank, lev_loader *loader, int64_t first_sample, int micro) {
   int64_t s = rank->config->train.context;
   int64_t sample =
       first_sample + (int64_t)micro * groups_of(rank) + rank->params->layout.rank / rank->params->layout.context;
-  return lev_loader_fetch(loader, sample, rank->sequence, rank->sequence + s);
+  int32_t *labels = rank->sequence + s, *documents = rank->documents;
+  LEV_TRY(lev_loader_fetch(loader, sample, rank->sequence, labels));
+  if (!documents) return LEV_OK;
+  LEV_TRY(lev_loader_documents(loader, sample, documents));
+  for (int64_t p = 0; p < s && rank->config->data.mask_eod; ++p)
+    if (documents[p + 1] != documents[p]) labels[p] = RDTP_IGNORE;
+  return LEV_OK;
 }
 
 /* This rank's rows of the sequence, and their positions, into the pinned staging buffer. */
@@ -48,6 +55,9 @@ static void take_pieces(lev_rank *rank) {
       tokens[row] = rank->sequence[p];
       labels[row] = rank->sequence[s + p];
       position[row] = (int32_t)p;
+      if (!rank->doc_begin) continue;
+      rank->doc_begin_pinned[row] = rank->documents[p];
+      position[row] = (int32_t)p - rank->documents[p];
     }
 }
 
@@ -63,7 +73,9 @@ lev_status lev_batch_load(lev_rank *rank, lev_loader *loader, int64_t first_samp
   size_t bytes = sizeof(int32_t) * (size_t)rank->batch.tokens;
   for (int i = 0; i < 3; ++i)
     LEV_TRY(lev_copy(rank->compute, device[i], rank->batch_pinned + i * rank->max_tokens, bytes, "batch.tokens"));
-  return LEV_OK;
+  if (!rank->doc_begin) return LEV_OK;
+  bytes = sizeof(int64_t) * (size_t)rank->batch.tokens;
+  return lev_copy(rank->compute, rank->doc_begin, rank->doc_begin_pinned, bytes, "batch.documents");
 }
 
 lev_status lev_batch_count_valid(lev_rank *rank, lev_loader *loader, int64_t first_sample, int64_t n_samples,

@@ -26,7 +26,8 @@ lev_status lev_rank_init_weights(lev_rank *rank) {
       LEV_TRY(init_run(rank, &p->pieces[i], from, lev_min_i64(run, n - from)));
   }
   LEV_TRY(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
-  LEV_TRY(lev_fill(rank->compute, rank->route_bias, 0, lev_rank_route_bias_bytes(&p->model), "router.bias"));
+  if (rank->route_bias)
+    LEV_TRY(lev_fill(rank->compute, rank->route_bias, 0, lev_rank_route_bias_bytes(&p->model), "router.bias"));
   if (rank->muon) LEV_TRY(muon_init(rank->muon, lev_weights_shard(rank->weights), rank->compute));
   LEV_TRY(lev_weights_updated(rank->weights, rank->compute));
   return lev_stream_sync(rank->compute);

@@ -93,6 +93,7 @@ lev_status lev_attention_forward(const lev_layer_run *r, const void *in, lev_att
                             .k_stride = r->kv_cols,
                             .v_stride = r->kv_cols,
                             .window = lev_layer_window(r->m, r->layer),
+                            .doc_begin = rank->doc_begin,
                             .o = out.o,
                             .lse = out.lse};
   LEV_TRY(attn_forward(rank->attention, &args, rank->compute));
@@ -138,6 +139,7 @@ lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_at
                              .k_stride = r->kv_cols,
                              .v_stride = r->kv_cols,
                              .window = lev_layer_window(r->m, r->layer),
+                             .doc_begin = rank->doc_begin,
                              .o = kept.o,
                              .lse = kept.lse,
                              .d_o = d_o,

@@ -72,13 +72,12 @@ lev_model lev_model_of(const lev_config *c) {
       .z_coef = c->model.router_z_loss_coef};
 }
 
-static lev_layout layout_of(const lev_config *c, lev_comm *world) {
-  int w = lev_comm_size(world);
-  return (lev_layout){.ranks = w,
-                      .rank = lev_comm_rank(world),
-                      .context = c->parallel.context > 0 ? (int)c->parallel.context : w,
-                      .experts = c->parallel.experts > 0 ? (int)c->parallel.experts : w,
-                      .vocab = c->parallel.vocab > 0 ? (int)c->parallel.vocab : w,
+lev_layout lev_layout_of(const lev_config *c, int ranks, int rank) {
+  return (lev_layout){.ranks = ranks,
+                      .rank = rank,
+                      .context = c->parallel.context > 0 ? (int)c->parallel.context : ranks,
+                      .experts = c->parallel.experts > 0 ? (int)c->parallel.experts : ranks,
+                      .vocab = c->parallel.vocab > 0 ? (int)c->parallel.vocab : ranks,
                       .whole_matrices = c->optimizer.name == LEV_OPTIMIZER_MUON};
 }
 
@@ -156,6 +155,7 @@ static lev_status plan_experts(lev_rank *rank) {
   a.max_tokens = rank->max_tokens, a.hidden = m->hidden, a.inter = m->inter, a.experts = m->experts;
   a.top_k = m->top_k, a.layers = (int)lev_moe_layers(m), a.dtype = m->dtype;
   a.schedule = c->schedule.pipelined_llep == LEV_SCHEDULE_PLAIN ? LLEP_PLAIN : LLEP_BOUNDED;
+  a.plain_rows = c->memory.llep_plain_rows;
   a.chunk_rows = c->memory.llep_chunk_rows, a.foreign_slots = c->memory.llep_foreign_slots;
   a.alpha = c->memory.llep_alpha, a.min_rows = c->memory.llep_min_rows, a.gate = c->memory.llep_gate;
   return llep_plan_create(rank->device, rank->groups.experts, &a, &rank->llep);
@@ -191,7 +191,7 @@ static lev_status plan_boundaries(lev_rank *rank) {
 }
 
 /* Norms, embedding, head and router stay with AdamW; the other matrices go to Muon where it is chosen. */
-static bool is_muon(const lev_config *c, lev_param_kind kind) {
+bool lev_uses_muon(const lev_config *c, lev_param_kind kind) {
   return c->optimizer.name == LEV_OPTIMIZER_MUON && (kind == LEV_PARAM_DENSE || kind == LEV_PARAM_EXPERT);
 }
 
@@ -207,11 +207,11 @@ static lev_status create_adamw(lev_rank *rank, const oadamw_segment *segments, i
   return oadamw_plan_create(rank->device, &a, &rank->adamw);
 }
 
-static lev_status create_muon(lev_rank *rank, const muon_matrix *matrices, int n) {
-  const lev_config *c = rank->config;
+lev_status lev_muon_settings(const lev_config *c, lev_dtype grad_dtype, const muon_matrix *matrices, int n,
+                             muon_config *out) {
   muon_config a = muon_config_default();
   a.matrices = matrices, a.n_matrices = n;
-  a.param_dtype = rank->params->model.dtype, a.grad_dtype = rank->grad_dtype;
+  a.param_dtype = (lev_dtype)c->model.dtype, a.grad_dtype = grad_dtype;
   a.compute_dtype = lev_dtype_arith(a.param_dtype);
   a.mu = c->optimizer.muon_momentum, a.nesterov = c->optimizer.muon_nesterov;
   a.weight_decay = c->optimizer.weight_decay;
@@ -221,6 +221,13 @@ static lev_status create_muon(lev_rank *rank, const muon_matrix *matrices, int n
                     c->optimizer.muon_coefficients, c->optimizer.muon_scale);
   a.schedule = c->schedule.muon == LEV_SCHEDULE_PLAIN ? MUON_PLAIN : MUON_BOUNDED;
   a.bucket_bytes = c->memory.muon_bucket_bytes, a.slots = (int)c->memory.muon_slots;
+  *out = a;
+  return LEV_OK;
+}
+
+static lev_status create_muon(lev_rank *rank, const muon_matrix *matrices, int n) {
+  muon_config a;
+  LEV_TRY(lev_muon_settings(rank->config, rank->grad_dtype, matrices, n, &a));
   return muon_plan_create(rank->device, &a, &rank->muon);
 }
 
@@ -236,7 +243,7 @@ static lev_status plan_optimizers(lev_rank *rank) {
     const lev_piece *piece = &p->pieces[i];
     const lev_tensor *t = &p->tensors[piece->tensor];
     bool decays = t->kind != LEV_PARAM_NORM || c->optimizer.decay_norms;
-    if (is_muon(c, t->kind))
+    if (lev_uses_muon(c, t->kind))
       matrices[n_matrices++] = (muon_matrix){.offset = piece->shard_offset, .rows = piece->rows, .cols = t->cols};
     else
       segments[n_segments++] =
@@ -281,6 +288,7 @@ static lev_status persist_own(lev_rank *rank) {
   const lev_model *m = &rank->params->model;
   int64_t n = rank->max_tokens, sums = lev_rank_sums(m), s = rank->config->train.context;
   int64_t bias_bytes = (int64_t)lev_rank_route_bias_bytes(m);
+  bool packed = rank->config->data.packed, documents = packed || rank->config->data.mask_eod;
   const struct {
     lev_mem cls;
     const char *tag;
@@ -295,6 +303,9 @@ static lev_status persist_own(lev_rank *rank) {
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->tokens},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->labels},
               {LEV_MEM_DEVICE, "batch.tokens", LEV_I32, 1, n, &rank->position},
+              {LEV_MEM_DEVICE, "batch.documents", LEV_I64, packed, n, &rank->doc_begin},
+              {LEV_MEM_PINNED, "batch.documents", LEV_I64, packed, n, &rank->doc_begin_pinned},
+              {LEV_MEM_HOST, "batch.documents", LEV_I32, documents, s + 1, &rank->documents},
               {LEV_MEM_DEVICE, "step.sums", LEV_F64, 1, sums, &rank->sums},
               {LEV_MEM_PINNED, "batch.tokens", LEV_I32, 3, n, &rank->batch_pinned},
               {LEV_MEM_PINNED, "step.sums", LEV_F64, 1, sums, &rank->sums_pinned},
@@ -302,6 +313,7 @@ static lev_status persist_own(lev_rank *rank) {
               {LEV_MEM_HOST, "host.staging", LEV_U8, 1, (int64_t)lev_rank_staging_bytes(), &rank->staging}};
   for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
     void *p;
+    if (list[i].rows == 0 || list[i].cols == 0) continue; /* stays NULL */
     LEV_TRY(persist(rank, list[i].cls, list[i].tag, list[i].dtype, list[i].rows, list[i].cols, &p));
     memcpy(list[i].out, &p, sizeof p);
   }
@@ -345,7 +357,7 @@ static lev_status persist_all(lev_rank *rank) {
 
 static lev_status create_local(lev_rank *rank, const lev_rank_options *o) {
   const lev_config *c = o->config;
-  lev_layout layout = layout_of(c, o->world);
+  lev_layout layout = lev_layout_of(c, lev_comm_size(o->world), lev_comm_rank(o->world));
   lev_model model = lev_model_of(c);
   LEV_TRY(lev_params_create(&model, &layout, &rank->params));
   int groups = layout.ranks / layout.context;

@@ -80,6 +80,7 @@ typedef struct lev_rank {
   int64_t *counts;                     /* [M, E] assignments over the micro-batch, summed over ranks */
   int32_t *tokens, *labels, *position; /* [N] */
   void *route_bias;                    /* A [M, E] selection bias, the same on every rank; with model.route_bias */
+  int64_t *doc_begin;                  /* [N] position at which each token's document begins; NULL unless packed */
   double *sums;                        /* f64 scalars of a step, see lev_rank_sums */
   double *norm_scratch;
   void *workspace; /* library workspace of the compute stream */
@@ -87,7 +88,9 @@ typedef struct lev_rank {
   int32_t *batch_pinned; /* [3, N] staging of tokens, labels, positions */
   double *sums_pinned;
   void *route_bias_pinned; /* A [M, E], for checkpoints */
-  int32_t *sequence; /* host [2, S]: tokens and labels of a whole sequence */
+  int64_t *doc_begin_pinned;
+  int32_t *sequence;  /* host [2, S]: tokens and labels of a whole sequence */
+  int32_t *documents; /* host [S + 1], see lev_loader_documents; NULL unless packed or masked */
   void *staging;     /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
   lev_batch batch;
 } lev_rank;
@@ -111,6 +114,13 @@ size_t lev_rank_route_bias_bytes(const lev_model *m);
 
 /* The model that a configuration describes. */
 lev_model lev_model_of(const lev_config *config);
+/* Its layout as one rank of a world sees it. */
+lev_layout lev_layout_of(const lev_config *config, int ranks, int rank);
+/* Whether tensors of a kind go to Muon, and its settings for a list of matrices (which stays the caller's). Errors:
+ * LEV_ERR_CONFIG (unknown coefficients or scale). */
+bool lev_uses_muon(const lev_config *config, lev_param_kind kind);
+LEV_MUST_CHECK lev_status lev_muon_settings(const lev_config *config, lev_dtype grad_dtype, const muon_matrix *matrices,
+                                            int n, muon_config *out);
 /* Bytes of the staging buffer. */
 size_t lev_rank_staging_bytes(void);
 
@@ -144,7 +154,7 @@ LEV_MUST_CHECK lev_status lev_layer_backward(lev_rank *rank, int layer, bool fir
  * text) to the device. */
 LEV_MUST_CHECK lev_status lev_batch_load(lev_rank *rank, lev_loader *loader, int64_t first_sample, int64_t n_samples,
                                          int micro);
-/* Valid labels of a global batch over all ranks. */
+/* Valid labels of a global batch over all ranks, end-of-document masking applied. */
 LEV_MUST_CHECK lev_status lev_batch_count_valid(lev_rank *rank, lev_loader *loader, int64_t first_sample,
                                                 int64_t n_samples, int64_t *valid);
 

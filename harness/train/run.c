@@ -138,7 +138,7 @@ static lev_status validate(rank_run *rr, int64_t step) {
   int64_t bytes = lev_loader_bytes(rr->valid);
   LEV_TRY(lev_evaluate(rr->rank, rr->valid, 0, lev_loader_samples(rr->valid), &nll, &record.tokens));
   record.nll_per_token = record.tokens > 0 ? nll / (double)record.tokens : 0;
-  record.per_byte = bytes > 0;
+  record.per_byte = bytes > 0 && !rr->shared->config->data.mask_eod; /* masked tokens stand for bytes without a loss */
   record.val_loss = record.per_byte ? nll / (double)bytes : record.nll_per_token;
   record.seconds = now() - start;
   const lev_run_observer *o = rr->shared->observer;

@@ -129,6 +129,8 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
                            l->experts,
                            l->vocab,
                            c->optimizer.name,
+                           c->data.packed,
+                           c->data.mask_eod,
                            (double)c->train.context,
                            (double)c->train.global_batch};
   char text[2048];

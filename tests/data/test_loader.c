@@ -260,3 +260,55 @@ T_TEST(loader_error_paths) {
   T_EXPECT_STATUS(lev_loader_open(&o, &l), LEV_ERR_ARG);
   folder_remove(&f);
 }
+
+/* Documents of the lengths given (0 = a document without tokens is left out by the writer). */
+static bool write_documents(const char *prefix, const int64_t *length, int n) {
+  lev_megatron_writer *w;
+  int32_t id = 5;
+  if (!T_EXPECT_OK(lev_megatron_create(prefix, 100, &w))) return false;
+  bool ok = true;
+  for (int d = 0; d < n; ++d) {
+    for (int64_t i = 0; i < length[d]; ++i) ok &= T_EXPECT_OK(lev_megatron_append(w, &id, 1));
+    ok &= T_EXPECT_OK(lev_megatron_end_document(w));
+  }
+  ok = ok && T_EXPECT_OK(lev_megatron_commit(w));
+  lev_megatron_writer_close(w);
+  return ok;
+}
+
+T_TEST(loader_documents_begin_where_the_index_says) {
+  enum { N = 9, S = 7 };
+  const int64_t length[N] = {3, 4, 1, 1, 12, 0, 7, 2, 30};
+  int64_t begin_of[64], tokens = 0; /* by token of the stream */
+  folder f;
+  T_REQUIRE(folder_make(&f));
+  char *prefix = folder_path(&f, "x");
+  T_REQUIRE(write_documents(prefix, length, N));
+  for (int d = 0; d < N; ++d)
+    for (int64_t i = 0, first = tokens; i < length[d]; ++i) begin_of[tokens++] = first;
+  for (int validation = 0; validation < 2; ++validation) {
+    lev_loader *l;
+    int32_t ids[S], labels[S], begin[S + 1];
+    lev_loader_options o = {.prefix = prefix, .context = S, .vocab = 100, .seed = 3, .validation = validation};
+    T_REQUIRE_OK(lev_loader_open(&o, &l));
+    bool seen[16] = {false};
+    for (int64_t i = 0; i < lev_loader_samples(l); ++i) {
+      T_EXPECT_OK(lev_loader_fetch(l, i, ids, labels));
+      T_EXPECT_OK(lev_loader_documents(l, i, begin));
+      int fits = 0; /* training shuffles windows: exactly one unseen window has these borders, or equal ones */
+      for (int64_t w = 0; w < lev_loader_samples(l) && !fits; ++w) {
+        bool same = !seen[w] && (!validation || w == i);
+        for (int64_t p = 0; p <= S && same; ++p) {
+          int64_t at = w * S + p < tokens ? w * S + p : tokens - 1;
+          int64_t want = begin_of[at] > w * S ? begin_of[at] - w * S : 0;
+          same = begin[p] == want;
+        }
+        if (same) fits = 1, seen[w] = true;
+      }
+      T_EXPECT_MSG(fits, "validation %d, sample %lld: borders of no window", validation, (long long)i);
+    }
+    T_EXPECT_STATUS(lev_loader_documents(l, -1, begin), LEV_ERR_ARG);
+    lev_loader_close(l);
+  }
+  folder_remove(&f);
+}

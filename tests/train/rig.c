@@ -51,7 +51,10 @@ static const struct {
     {"DeepSeek form", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nnorm_topk_prob = true\n"
                       "routed_scaling_factor = 2.5\nbalance = 'aux_free'\nbias_update_rate = 0.05\n"
                       "n_shared_experts = 1\nfirst_k_dense_replace = 2\nintermediate_size = 40\n"
-                      "tie_word_embeddings = true\n[memory]\nffn_tile_rows = 1024\n"}};
+                      "tie_word_embeddings = true\n[memory]\nffn_tile_rows = 1024\n"},
+    {"packed documents", "[data]\npacked = true\n"},
+    {"packed documents, masked ends, windows", "[data]\npacked = true\nmask_eod = true\n[model]\nsliding_window = 11\n"
+                                               "sliding_window_pattern = 3\n"}};
 
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
@@ -189,7 +192,8 @@ static void rank_main(int index, void *ctx) {
   T_REQUIRE_OK(lev_comm_local_join(g->hub, index, device, &world));
   lev_rank_options ro = {.config = o->config, .device = device, .world = world, .ledger = ledger, .slabs = &plan.slabs};
   T_REQUIRE_OK(lev_rank_create(&ro, &rank));
-  lev_loader *loader = tokens_loader(o->config);
+  lev_loader *loader = o->documents ? tokens_loader_of(o->config, o->first_token, o->documents, o->n_documents)
+                                    : tokens_loader(o->config);
   if (o->poison) T_EXPECT_OK(lev_arena_poison(rank->arena[LEV_MEM_DEVICE], 0xFF));
   T_EXPECT_OK(lev_rank_init_weights(rank));
   if (o->shift != 0) {

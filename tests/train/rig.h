@@ -38,6 +38,9 @@ typedef struct rig_options {
   int64_t first_sample;
   bool poison;               /* all work bytes poisoned before the run */
   int steps;                 /* with update: the last one (0 = 1) */
+  const int64_t *documents;  /* lengths of n_documents documents from token first_token on, the whole text; NULL = tokens_loader */
+  int n_documents;
+  int64_t first_token;
   const char *folder;        /* of a checkpoint: saved after the last step ... */
   bool resume;               /* ... or read before the first one, which is then the next */
 } rig_options;

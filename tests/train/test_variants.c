@@ -33,7 +33,8 @@ T_TEST(variants_equal_on_layouts_and_schedules) {
     layout(&c, 1, 1, 1, 1);
     c.schedule.pipelined_llep = c.schedule.ring_dtp = c.schedule.sco = LEV_SCHEDULE_PLAIN;
     rig_run(&(rig_options){.config = &c}, &one);
-    T_EXPECT_MSG(one.step.grad_norm > 0 && isfinite(one.step.grad_norm), "%s: gradient norm %g", name, one.step.grad_norm);
+    T_EXPECT_MSG(one.step.grad_norm > 0 && isfinite(one.step.grad_norm), "%s: gradient norm %g", name,
+                 one.step.grad_norm);
     rig_variant(&c, v);
     layout(&c, 2, 2, 2, 2);
     expect_same(&c, &one, name);
@@ -100,8 +101,8 @@ static void expect_same_weights(const rig_result *got, const rig_result *want, c
                    want->name[t]);
   T_EXPECT((got->route_bias != NULL) == (want->route_bias != NULL));
   if (want->route_bias)
-    T_EXPECT_MSG(num_rel_l2_f64(got->route_bias, want->route_bias, bias_count(c)) <=
-                     tolerance, "%s: selection bias", what);
+    T_EXPECT_MSG(num_rel_l2_f64(got->route_bias, want->route_bias, bias_count(c)) <= tolerance, "%s: selection bias",
+                 what);
 }
 
 /* Every layer's biases moved, and their sum did not. */

@@ -11,26 +11,41 @@
 
 enum { TOKENS = 4001 };
 
-/* Writes PREFIX.idx and PREFIX.bin: TOKENS reproducible ids. */
-static void write_tokens(const char *prefix, int64_t vocab) {
+/* Lengths of the documents, over and over: a single token, shorter and longer than the tests' contexts. */
+static const int64_t lengths[] = {13, 40, 1, 7, 129, 2, 29};
+
+int32_t tokens_id(int64_t i, int64_t vocab) {
+  return (int32_t)(lev_rng_u64((lev_rng_key){3, 0, 0}, (uint64_t)i) % (uint64_t)vocab);
+}
+
+/* Writes PREFIX.idx and PREFIX.bin: ids first, first + 1, ... in documents of the lengths given, repeated until there
+ * are `tokens`. */
+static void write_tokens(const char *prefix, int64_t vocab, int64_t first, const int64_t *length, int n_lengths,
+                         int64_t tokens) {
   lev_megatron_writer *w;
-  int32_t ids[TOKENS];
-  for (int i = 0; i < TOKENS; ++i)
-    ids[i] = (int32_t)(lev_rng_u64((lev_rng_key){3, 0, 0}, (uint64_t)i) % (uint64_t)vocab);
   T_REQUIRE_OK(lev_megatron_create(prefix, vocab, &w));
-  T_EXPECT_OK(lev_megatron_append(w, ids, TOKENS));
-  T_EXPECT_OK(lev_megatron_end_document(w));
+  int64_t i = 0;
+  for (int d = 0; i < tokens; d = (d + 1) % n_lengths) {
+    for (int64_t end = i + length[d]; i < end && i < tokens; ++i) {
+      int32_t id = tokens_id(first + i, vocab);
+      T_EXPECT_OK(lev_megatron_append(w, &id, 1));
+    }
+    T_EXPECT_OK(lev_megatron_end_document(w));
+  }
   T_EXPECT_OK(lev_megatron_commit(w));
   lev_megatron_writer_close(w);
 }
 
-lev_loader *tokens_loader(const lev_config *config) {
+static lev_loader *open_tokens(const lev_config *config, int64_t first, const int64_t *length, int n_lengths,
+                               int64_t tokens) {
   char folder[] = "/tmp/levee-tokens-XXXXXX", prefix[64], path[80];
   lev_loader *loader = NULL;
   if (!T_EXPECT(mkdtemp(folder) != NULL)) return NULL;
   snprintf(prefix, sizeof prefix, "%s/t", folder);
-  write_tokens(prefix, config->model.vocab_size);
-  lev_loader_options o = {.prefix = prefix, .context = config->train.context, .vocab = config->model.vocab_size,
+  write_tokens(prefix, config->model.vocab_size, first, length, n_lengths, tokens);
+  lev_loader_options o = {.prefix = prefix,
+                          .context = config->train.context,
+                          .vocab = config->model.vocab_size,
                           .seed = (uint64_t)config->debug.seed};
   T_EXPECT_OK(lev_loader_open(&o, &loader)); /* mapped: the names may go */
   const char *const suffix[] = {".idx", ".bin"};
@@ -40,4 +55,16 @@ lev_loader *tokens_loader(const lev_config *config) {
   }
   rmdir(folder);
   return loader;
+}
+
+lev_loader *tokens_loader(const lev_config *config) {
+  return open_tokens(config, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+}
+
+lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int64_t *length, int n) {
+  int64_t with_next[TOKENS_DOCUMENTS + 1], tokens = 1;
+  if (!T_EXPECT(n <= TOKENS_DOCUMENTS)) return NULL;
+  for (int d = 0; d < n; ++d) tokens += with_next[d] = length[d];
+  with_next[n] = 1;
+  return open_tokens(config, first, with_next, n + 1, tokens);
 }
