@@ -23,15 +23,22 @@
 extern "C" {
 #endif
 
+/* Functions that kernels call too. */
+#if defined(__CUDACC__)
+#define LEV_HD __host__ __device__
+#else
+#define LEV_HD
+#endif
+
 /* Every region starts on this alignment (bytes), on every backend and memory class. */
 #define LEV_ALIGN ((size_t)256)
 
-static inline int64_t lev_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t lev_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+LEV_HD static inline int64_t lev_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+LEV_HD static inline int64_t lev_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline size_t lev_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* ceil(a / b) for a >= 0, b > 0. */
-static inline int64_t lev_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+LEV_HD static inline int64_t lev_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* a * b and a + b, saturating at SIZE_MAX. */
 static inline size_t lev_sat_mul(size_t a, size_t b) {
@@ -56,15 +63,15 @@ static inline size_t lev_align_up(size_t bytes) {
 
 /* First index of part i when n items are dealt to `parts` as evenly as possible (the first n % parts
  * get one more). Part i holds [lev_part_begin(n,parts,i), lev_part_begin(n,parts,i+1)). */
-static inline int64_t lev_part_begin(int64_t n, int64_t parts, int64_t i) {
+LEV_HD static inline int64_t lev_part_begin(int64_t n, int64_t parts, int64_t i) {
   return n / parts * i + lev_min_i64(i, n % parts);
 }
-static inline int64_t lev_part_size(int64_t n, int64_t parts, int64_t i) {
+LEV_HD static inline int64_t lev_part_size(int64_t n, int64_t parts, int64_t i) {
   return n / parts + (i < n % parts);
 }
 
 /* The part that owns item j in the split above. */
-static inline int64_t lev_part_of(int64_t n, int64_t parts, int64_t j) {
+LEV_HD static inline int64_t lev_part_of(int64_t n, int64_t parts, int64_t j) {
   int64_t q = n / parts, r = n % parts, wide = r * (q + 1);
   return j < wide ? j / (q + 1) : r + (j - wide) / q;
 }

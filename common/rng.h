@@ -7,11 +7,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#if defined(__CUDACC__)
-#define LEV_HD __host__ __device__
-#else
-#define LEV_HD
-#endif
+#include "common/dims.h" /* LEV_HD */
 
 typedef struct lev_rng_key {
   uint64_t seed;   /* run seed */

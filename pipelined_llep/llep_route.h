@@ -10,7 +10,6 @@
 #include <stdbool.h>
 
 #include "common/dims.h"
-#include "common/rng.h" /* LEV_HD */
 
 typedef struct llep_rules {
   int ranks;          /* Ep */
