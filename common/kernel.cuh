@@ -11,33 +11,39 @@
 #include "common/dims.h"
 #include "common/dtype.h"
 
-template <class T> struct lev_arith_of {
-  using type = T;
-};
-template <> struct lev_arith_of<lev_bf16> {
-  using type = float;
-};
+template <class T> struct lev_arith_of { using type = T; };
+template <> struct lev_arith_of<lev_bf16> { using type = float; };
 template <class T> using lev_arith = typename lev_arith_of<T>::type;
 
-__device__ __forceinline__ double lev_load(double x) { return x; }
-__device__ __forceinline__ float lev_load(float x) { return x; }
-__device__ __forceinline__ float lev_load(lev_bf16 x) { return __uint_as_float((unsigned)x << 16); }
+__device__ __forceinline__ double lev_load(double x) {
+  return x;
+}
+__device__ __forceinline__ float lev_load(float x) {
+  return x;
+}
+__device__ __forceinline__ float lev_load(lev_bf16 x) {
+  return __uint_as_float((unsigned)x << 16);
+}
 
 /* Rounds to nearest, ties to even. */
-template <class T> __device__ __forceinline__ T lev_store(lev_arith<T> x) { return x; }
+template <class T> __device__ __forceinline__ T lev_store(lev_arith<T> x) {
+  return x;
+}
 template <> __device__ __forceinline__ lev_bf16 lev_store<lev_bf16>(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
 /* N scalars moved at once, 16 bytes at a time where there are that many. */
-template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) lev_vec {
-  T at[N];
-};
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) lev_vec { T at[N]; };
 template <class T> constexpr int lev_per_16 = 16 / (int)sizeof(T);
 
 /* Whether every pointer and byte count given is a multiple of `unit`. */
-static inline uintptr_t lev_as_number(const void *x) { return (uintptr_t)x; }
-static inline uintptr_t lev_as_number(size_t x) { return x; }
+static inline uintptr_t lev_as_number(const void *x) {
+  return (uintptr_t)x;
+}
+static inline uintptr_t lev_as_number(size_t x) {
+  return x;
+}
 template <class... All> static inline bool lev_divides(size_t unit, All... all) {
   uintptr_t bits = 0;
   for (uintptr_t x : {lev_as_number(all)...}) bits |= x % unit;

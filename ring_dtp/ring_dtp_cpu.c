@@ -40,7 +40,7 @@ static inline float rdtp_expf(float x) {
     const rdtp_##op##_args *p = args;                                                                                  \
     LEV_PICK(p->dtype, rdtp_##op)(p);                                                                                  \
   }                                                                                                                    \
-  const lev_kernel rdtp_##op##_kernel = {.name = "rdtp." #op, .cpu = op##_cpu, .cuda = NULL}
+  const lev_kernel rdtp_##op##_kernel = {.name = "rdtp." #op, .cpu = op##_cpu, .cuda = LEV_CUDA(rdtp_##op##_cuda)}
 
 RDTP_KERNEL(fold);
 RDTP_KERNEL(merge);

@@ -9,6 +9,10 @@
 #include "common/device.h"
 #include "common/dtype.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define RDTP_STATE 3 /* scalars of type A per token */
 
 /* Folds a logits tile into the state of its rows: m' = max(m, max Y), z' = e^(m-m') z + sum e^(Y-m'), y = Y[label]. */
@@ -84,4 +88,16 @@ typedef struct rdtp_store_args {
 } rdtp_store_args;
 extern const lev_kernel rdtp_store_kernel;
 
+/* CUDA launchers of the kernels above. */
+lev_status rdtp_fold_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_merge_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_combine_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_finish_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_residual_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_add_cuda(const void *args, void *cuda_stream);
+lev_status rdtp_store_cuda(const void *args, void *cuda_stream);
+
+#ifdef __cplusplus
+}
+#endif
 #endif
