@@ -94,35 +94,46 @@ static lev_status bring_to_host(llep_plan *p, int layer) {
 
 /* ---- dry side ---- */
 
-static void dry_rank_rows(llep_plan *p, int source, const llep_table *t, int64_t *seen) {
+/* Adds the rows of one source; `again`: it routes as the source before, whose histogram and sums are still there. */
+static void dry_rank_rows(llep_plan *p, int source, bool again, const llep_table *t, int64_t *seen) {
   const llep_rules *r = &p->z.rules;
-  int64_t blocks = p->z.blocks;
+  int64_t blocks = p->z.blocks, *own = p->host.own;
   llep_base(r, p->host.counts, source, t->base);
-  llep_assign(r, NULL, p->tokens[source], p->cfg.top_k, blocks, t, seen, NULL, p->dry_histogram);
+  if (!again) {
+    llep_assign(r, NULL, p->tokens[source], p->cfg.top_k, blocks, t, seen, NULL, p->dry_histogram);
+    memset(own, 0, sizeof *own * (size_t)(r->ranks * blocks));
+    for (int64_t d = 0; d < r->ranks; ++d)
+      for (int64_t c = llep_column_begin(r, d); c < llep_column_begin(r, d + 1); ++c)
+        for (int64_t b = 0; b < blocks; ++b) own[d * blocks + b] += p->dry_histogram[c * blocks + b];
+  }
   memcpy(p->host.recv + source * p->columns * blocks, p->dry_histogram + llep_column_begin(r, p->rank) * blocks,
          sizeof(int32_t) * (size_t)(p->columns * blocks));
-  for (int64_t d = 0; d < r->ranks; ++d)
-    for (int64_t c = llep_column_begin(r, d); c < llep_column_begin(r, d + 1); ++c)
-      for (int64_t b = 0; b < blocks; ++b) {
-        int64_t rows = p->dry_histogram[c * blocks + b];
-        p->host.total[d * blocks + b] += rows;
-        if (source == p->rank) p->host.own[d * blocks + b] += rows;
-      }
+  for (int64_t i = 0; i < r->ranks * blocks; ++i) p->host.total[i] += own[i];
 }
 
-/* All layers look alike: nothing to do while the token counts stay the same. */
+/* All layers look alike: nothing to do while the token counts stay the same. Without lending, ranks with as many tokens
+ * look alike too. */
 static void dry_counts(llep_plan *p) {
   const llep_rules *r = &p->z.rules;
-  size_t ranks = (size_t)r->ranks, sums = sizeof(int64_t) * ranks * (size_t)p->z.blocks;
+  size_t ranks = (size_t)r->ranks, width = (size_t)p->cfg.experts + 1;
   if (memcmp(p->dry_tokens, p->tokens, sizeof(int64_t) * ranks) == 0) return;
   memcpy(p->dry_tokens, p->tokens, sizeof(int64_t) * ranks);
-  for (int s = 0; s < r->ranks; ++s)
-    llep_count(NULL, p->tokens[s] * p->cfg.top_k, p->cfg.experts, p->host.counts + s * (p->cfg.experts + 1));
+  for (size_t s = 0; s < ranks; ++s) {
+    int64_t *counts = p->host.counts + s * width;
+    if (s > 0 && p->tokens[s] == p->tokens[s - 1])
+      memcpy(counts, counts - width, sizeof *counts * width);
+    else
+      llep_count(NULL, p->tokens[s] * p->cfg.top_k, p->cfg.experts, counts);
+  }
   llep_lend(r, p->host.counts, p->rank, p->host.table, p->dry_scratch);
   llep_table t = llep_table_at(r, p->host.table);
-  memset(p->host.own, 0, sums);
-  memset(p->host.total, 0, sums);
-  for (int s = 0; s < r->ranks; ++s) dry_rank_rows(p, s, &t, p->dry_scratch + llep_scratch_length(r));
+  memset(p->host.total, 0, sizeof(int64_t) * ranks * (size_t)p->z.blocks);
+  for (int i = 0, before = -1; i < r->ranks; ++i) { /* this rank last, so that its sums stay in host.own */
+    int s = (p->rank + 1 + i) % r->ranks;
+    bool again = before >= 0 && *t.moves == 0 && p->tokens[s] == p->tokens[before];
+    dry_rank_rows(p, s, again, &t, p->dry_scratch + llep_scratch_length(r));
+    before = s;
+  }
 }
 
 /* ---- both ---- */
