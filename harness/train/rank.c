@@ -386,6 +386,7 @@ lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out) {
   if (!rank) return LEV_ERR_NOMEM;
   rank->config = options->config, rank->device = options->device, rank->world = options->world;
   rank->ledger = options->ledger;
+  lev_ledger_phase(rank->ledger, "set-up", -1);
   /* every stage ends in an agreement, so that no rank enters the next one's collectives alone */
   lev_status st = lev_comm_agree(rank->world, create_local(rank, options));
   if (st == LEV_OK) st = create_groups(rank);
