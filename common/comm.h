@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives over a group of ranks, enqueued on a stream.
  *
- *   local  ranks are threads of one process (cpu: the stream workers meet and copy; cuda: events and peer copies)
+ *   local  ranks are threads of one process (cpu: the stream workers meet and copy; cuda: the host threads meet in the
+ *          call, then events and device copies; so on cuda ranks that share several communicators also keep one order
+ *          over all of them, and an error shows at the latest when the stream is waited for)
  *   nccl   one process per GPU
  *   dry    a world of any size, one rank executed: calls only record their bytes
  *

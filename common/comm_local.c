@@ -21,7 +21,8 @@ struct lev_comm_hub {
   pthread_mutex_t lock;
   lev_local_group *groups; /* oldest first */
   lev_local_group *world;
-  bool *joined; /* [size] */
+  bool *joined;        /* [size] */
+  lev_backend backend; /* of all members: the first one's, LEV_BACKENDS before it came */
   atomic_bool aborted;
   char reason[TEXT_BYTES]; /* written once, before any lane is killed */
 };
@@ -212,7 +213,7 @@ lev_status lev_comm_hub_create(int size, double timeout_seconds, lev_comm_hub **
     return lev_fail(LEV_ERR_ARG, "a hub of %d ranks with a timeout of %g s", size, timeout_seconds);
   lev_comm_hub *hub = lev_calloc(LEV_HEAP_COMMON, 1, sizeof *hub);
   if (!hub) return LEV_ERR_NOMEM;
-  hub->size = size;
+  hub->size = size, hub->backend = LEV_BACKENDS;
   hub->timeout = timeout_seconds > 0 ? timeout_seconds : 600;
   hub->spins = sysconf(_SC_NPROCESSORS_ONLN) >= size ? SPINS : 0;
   pthread_mutex_init(&hub->lock, NULL);
@@ -247,6 +248,9 @@ void lev_comm_hub_abort(lev_comm_hub *hub) {
 
 static void comm_free(lev_local_comm *c) {
   if (!c) return;
+#ifdef LEV_HAVE_CUDA
+  lev_local_cuda_close(c);
+#endif
   for (int i = 0; i < LEV_LOCAL_OPS; ++i) lev_free(c->ops[i].counts);
   lev_free(c->moves);
   lev_free(c->cursor);
@@ -280,9 +284,13 @@ static lev_status comm_new(lev_local_group *group, int rank, lev_device *device,
     c->ops[i].counts = lev_calloc(LEV_HEAP_COMMON, (size_t)group->size, 2 * sizeof(int64_t));
     ok = c->ops[i].counts != NULL;
   }
-  if (!ok) {
+  lev_status st = ok ? LEV_OK : LEV_ERR_NOMEM;
+#ifdef LEV_HAVE_CUDA
+  if (ok && lev_device_backend(device) == LEV_BACKEND_CUDA) st = lev_local_cuda_open(c);
+#endif
+  if (st != LEV_OK) {
     comm_free(c);
-    return LEV_ERR_NOMEM;
+    return st;
   }
   *out = c;
   return LEV_OK;
@@ -304,12 +312,18 @@ static lev_status enter(lev_local_group *group, int rank, lev_device *device, le
     group_leave(group);
     return st;
   }
-  st = lev_local_meet(group, &group->host_lane, rank, NULL, "joining a group");
+  st = lev_local_meet(group, &group->host_lane, rank, c, "joining a group");
+  if (st == LEV_OK) {
+#ifdef LEV_HAVE_CUDA
+    if (lev_device_backend(device) == LEV_BACKEND_CUDA) st = lev_local_cuda_connect(c);
+#endif
+    lev_local_part(&group->host_lane, group->size);
+    if (st != LEV_OK) lev_local_abort(group->hub, lev_detail());
+  }
   if (st != LEV_OK) {
     local_destroy(&c->base);
     return st;
   }
-  lev_local_part(&group->host_lane, group->size);
   *out = &c->base;
   return LEV_OK;
 }
@@ -317,14 +331,20 @@ static lev_status enter(lev_local_group *group, int rank, lev_device *device, le
 lev_status lev_comm_local_join(lev_comm_hub *hub, int rank, lev_device *device, lev_comm **out) {
   *out = NULL;
   if (rank < 0 || rank >= hub->size) return lev_fail(LEV_ERR_ARG, "rank %d joins a world of %d ranks", rank, hub->size);
-  if (lev_device_backend(device) != LEV_BACKEND_CPU)
-    return lev_fail(LEV_ERR_UNSUPPORTED, "local ranks run on cpu devices, not on %s",
-                    lev_backend_name(lev_device_backend(device)));
+  lev_backend backend = lev_device_backend(device);
+  if (backend != LEV_BACKEND_CPU && backend != LEV_BACKEND_CUDA)
+    return lev_fail(LEV_ERR_UNSUPPORTED, "local ranks run on cpu or cuda devices, not on %s",
+                    lev_backend_name(backend));
   pthread_mutex_lock(&hub->lock);
   bool twice = hub->joined[rank];
-  hub->joined[rank] = true;
+  if (hub->backend == LEV_BACKENDS) hub->backend = backend;
+  lev_backend others = hub->backend;
+  if (others == backend) hub->joined[rank] = true;
   pthread_mutex_unlock(&hub->lock);
   if (twice) return lev_fail(LEV_ERR_MISUSE, "rank %d joins twice", rank);
+  if (others != backend)
+    return lev_fail(LEV_ERR_ARG, "rank %d joins with a %s device, the others have %s", rank, lev_backend_name(backend),
+                    lev_backend_name(others));
   return enter(hub->world, rank, device, out);
 }
 
@@ -492,7 +512,7 @@ static lev_status run_coll(lev_local_comm *c, const lev_local_op *op, lev_status
   LEV_TRY(lev_local_meet(group, &group->stream_lane, c->base.rank, op, name));
   const lev_local_op *const *ops = (const lev_local_op *const *)group->stream_lane.slots;
   lev_status st = lev_local_match(group, ops);
-  if (st == LEV_OK) lev_local_move_data(c, ops);
+  if (st == LEV_OK) st = lev_local_move_data(c, ops);
   lev_local_part(&group->stream_lane, group->size);
   if (st != LEV_OK) lev_local_abort(group->hub, lev_detail());
   return st;
@@ -537,6 +557,9 @@ static lev_status local_enqueue(lev_comm *comm, lev_stream *stream, const lev_co
   if (stream->stopped) return lev_fail(LEV_ERR_MISUSE, "stream %s was destroyed", stream->name);
   if (coll->n_moves > LEV_LOCAL_MOVES)
     return lev_fail(LEV_ERR_CAPACITY, "exchange of %d moves; at most %d fit", coll->n_moves, LEV_LOCAL_MOVES);
+#ifdef LEV_HAVE_CUDA
+  if (lev_device_backend(comm->device) == LEV_BACKEND_CUDA) return lev_local_cuda_enqueue(c, stream, coll);
+#endif
   lev_tsan_quiet();
   wait_finished(c, c->n_enqueued - LEV_LOCAL_OPS + 1);
   lev_local_op *op = &c->ops[c->n_enqueued % LEV_LOCAL_OPS];

@@ -16,7 +16,7 @@
 typedef struct lev_local_lane {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  bool dead;       /* aborted, or a member's deadline passed */
+  bool dead;        /* aborted, or a member's deadline passed */
   char missed[512]; /* which deadline, if one passed here */
   int n_met, n_parted;
   _Atomic uint64_t meetings, partings;
@@ -33,6 +33,7 @@ typedef struct lev_local_group {
   bool *joined;      /* [size] members of a subset that have come */
   int *world_ranks;  /* [size] */
   lev_local_lane stream_lane, host_lane;
+  _Atomic int64_t n_passed; /* cuda: calls of all members that touch no peer's events any more */
 } lev_local_group;
 
 /* A collective in flight: the call, with its arrays copied. */
@@ -56,6 +57,9 @@ typedef struct lev_local_comm {
   _Atomic int64_t n_finished;
   pthread_mutex_t lock; /* for waiting until n_finished moves on */
   pthread_cond_t finished;
+  /* cuda only */
+  lev_event *ready, *done; /* this member's stream has come to the call; has made its copies */
+  int64_t n_passed;        /* calls that got through */
 } lev_local_comm;
 
 /* Arrives with `mine` and waits for all members. `what` names the call in messages. Errors: LEV_ERR_ABORTED,
@@ -66,9 +70,21 @@ void lev_local_part(lev_local_lane *lane, int size);
 void lev_local_abort(lev_comm_hub *hub, const char *reason);
 
 /* Runs the collective on the stream's worker. ops: the members' calls, in rank order, all checked to fit together. */
-void lev_local_move_data(lev_local_comm *comm, const lev_local_op *const *ops);
+lev_status lev_local_move_data(lev_local_comm *comm, const lev_local_op *const *ops);
+/* Calls fn for every copy that this member has to make; none for reductions and barriers. */
+typedef lev_status (*lev_local_copy_fn)(void *ctx, void *to, const void *from, size_t bytes);
+lev_status lev_local_copy_data(lev_local_comm *comm, const lev_local_op *const *ops, lev_local_copy_fn fn, void *ctx);
 /* Do the members' calls fit together? Every member comes to the same verdict. Errors: LEV_ERR_COMM, naming two ranks.
  */
 lev_status lev_local_match(const lev_local_group *group, const lev_local_op *const *ops);
+
+#ifdef LEV_HAVE_CUDA
+/* The cuda side (comm_local_cuda.c): set-up of a member, the call, and what must have ended before a member's events
+ * may go. */
+lev_status lev_local_cuda_open(lev_local_comm *comm);
+lev_status lev_local_cuda_connect(lev_local_comm *comm); /* while the members meet, each with its communicator */
+lev_status lev_local_cuda_enqueue(lev_local_comm *comm, lev_stream *stream, const lev_coll *coll);
+void lev_local_cuda_close(lev_local_comm *comm);
+#endif
 
 #endif

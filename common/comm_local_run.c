@@ -233,22 +233,28 @@ static void run_reduce_scatter(const lev_local_comm *comm, const lev_local_op *c
 
 /* ---- copies ---- */
 
-static void copy(void *to, const void *from, size_t bytes) {
-  if (bytes > 0 && to != from) memcpy(to, from, bytes);
+typedef struct mover {
+  lev_local_copy_fn fn;
+  void *ctx;
+} mover;
+
+static lev_status copy(mover m, void *to, const void *from, size_t bytes) {
+  return bytes > 0 && to != from ? m.fn(m.ctx, to, from, bytes) : LEV_OK;
 }
 
-static void run_all_gather(const lev_local_comm *comm, const lev_local_op *const *ops) {
+static lev_status run_all_gather(const lev_local_comm *comm, const lev_local_op *const *ops, mover m) {
   const lev_coll *c = &ops[comm->base.rank]->coll;
   size_t elem = lev_dtype_bytes(c->send_type);
   char *to = c->recv;
   for (int r = 0; r < comm->base.size; ++r) {
     size_t bytes = (size_t)c->send_counts[r] * elem;
-    copy(to, ops[r]->coll.send, bytes);
+    LEV_TRY(copy(m, to, ops[r]->coll.send, bytes));
     if (bytes > 0) to += bytes;
   }
+  return LEV_OK;
 }
 
-static void run_all_to_all(const lev_local_comm *comm, const lev_local_op *const *ops) {
+static lev_status run_all_to_all(const lev_local_comm *comm, const lev_local_op *const *ops, mover m) {
   int rank = comm->base.rank;
   const lev_coll *c = &ops[rank]->coll;
   for (int p = 0; p < c->n_parts; ++p) {
@@ -257,59 +263,71 @@ static void run_all_to_all(const lev_local_comm *comm, const lev_local_op *const
       const lev_coll *peer = &ops[r]->coll;
       size_t bytes = (size_t)c->recv_counts[r] * row_bytes;
       if (bytes == 0) continue;
-      copy((char *)c->parts[p].recv + at,
-           (const char *)peer->parts[p].send + (size_t)sum_counts(peer->send_counts, rank) * row_bytes, bytes);
+      const char *from = (const char *)peer->parts[p].send + (size_t)sum_counts(peer->send_counts, rank) * row_bytes;
+      LEV_TRY(copy(m, (char *)c->parts[p].recv + at, from, bytes));
       at += bytes;
     }
   }
+  return LEV_OK;
 }
 
-static void run_ring_shift(const lev_local_comm *comm, const lev_local_op *const *ops) {
+static lev_status run_ring_shift(const lev_local_comm *comm, const lev_local_op *const *ops, mover m) {
   int rank = comm->base.rank, size = comm->base.size;
   const lev_coll *c = &ops[rank]->coll;
-  copy(c->recv, ops[(rank + size - 1) % size]->coll.send, c->recv_bytes);
+  return copy(m, c->recv, ops[(rank + size - 1) % size]->coll.send, c->recv_bytes);
 }
 
-static void run_exchange(lev_local_comm *comm, const lev_local_op *const *ops) {
+static lev_status run_exchange(lev_local_comm *comm, const lev_local_op *const *ops, mover m) {
   int rank = comm->base.rank;
   const lev_coll *c = &ops[rank]->coll;
   memset(comm->cursor, 0, (size_t)comm->base.size * sizeof *comm->cursor);
   for (int i = 0; i < c->n_moves; ++i) {
-    const lev_comm_move *m = &c->moves[i];
-    if (m->is_send) continue;
-    const lev_coll *peer = &ops[m->peer]->coll;
-    int at = next_move(peer, comm->cursor[m->peer], true, rank);
-    comm->cursor[m->peer] = at + 1;
-    copy(m->data, peer->moves[at].data, m->bytes);
+    const lev_comm_move *move = &c->moves[i];
+    if (move->is_send) continue;
+    const lev_coll *peer = &ops[move->peer]->coll;
+    int at = next_move(peer, comm->cursor[move->peer], true, rank);
+    comm->cursor[move->peer] = at + 1;
+    LEV_TRY(copy(m, move->data, peer->moves[at].data, move->bytes));
   }
+  return LEV_OK;
 }
 
-void lev_local_move_data(lev_local_comm *comm, const lev_local_op *const *ops) {
+lev_status lev_local_copy_data(lev_local_comm *comm, const lev_local_op *const *ops, lev_local_copy_fn fn, void *ctx) {
   const lev_coll *c = &ops[comm->base.rank]->coll;
+  mover m = {fn, ctx};
   switch (c->kind) {
   case LEV_COLL_ALL_GATHER:
-    run_all_gather(comm, ops);
-    break;
-  case LEV_COLL_REDUCE_SCATTER:
-    run_reduce_scatter(comm, ops);
-    break;
-  case LEV_COLL_ALL_REDUCE:
-    run_all_reduce(comm, ops);
-    break;
+    return run_all_gather(comm, ops, m);
   case LEV_COLL_ALL_TO_ALL:
-    run_all_to_all(comm, ops);
-    break;
+    return run_all_to_all(comm, ops, m);
   case LEV_COLL_RING_SHIFT:
-    run_ring_shift(comm, ops);
-    break;
+    return run_ring_shift(comm, ops, m);
   case LEV_COLL_EXCHANGE:
-    run_exchange(comm, ops);
-    break;
+    return run_exchange(comm, ops, m);
   case LEV_COLL_BROADCAST:
-    copy(c->recv, ops[c->root]->coll.recv, c->send_bytes);
-    break;
+    return copy(m, c->recv, ops[c->root]->coll.recv, c->send_bytes);
+  case LEV_COLL_REDUCE_SCATTER:
+  case LEV_COLL_ALL_REDUCE:
   case LEV_COLL_BARRIER:
   case LEV_COLL_KINDS:
     break;
   }
+  return LEV_OK;
+}
+
+static lev_status copy_now(void *ctx, void *to, const void *from, size_t bytes) {
+  (void)ctx;
+  memcpy(to, from, bytes);
+  return LEV_OK;
+}
+
+lev_status lev_local_move_data(lev_local_comm *comm, const lev_local_op *const *ops) {
+  lev_coll_kind kind = ops[comm->base.rank]->coll.kind;
+  if (kind == LEV_COLL_ALL_REDUCE)
+    run_all_reduce(comm, ops);
+  else if (kind == LEV_COLL_REDUCE_SCATTER)
+    run_reduce_scatter(comm, ops);
+  else
+    return lev_local_copy_data(comm, ops, copy_now, NULL);
+  return LEV_OK;
 }

@@ -30,8 +30,12 @@ struct cuda_event {
   cudaEvent_t event;
 };
 
-cuda_stream *of(lev_stream *stream) { return reinterpret_cast<cuda_stream *>(stream); }
-cuda_event *of(lev_event *event) { return reinterpret_cast<cuda_event *>(event); }
+cuda_stream *of(lev_stream *stream) {
+  return reinterpret_cast<cuda_stream *>(stream);
+}
+cuda_event *of(lev_event *event) {
+  return reinterpret_cast<cuda_event *>(event);
+}
 
 /* The calling thread works on this device from now on; cheap when it does already. */
 lev_status use(const lev_device *device) {
@@ -74,7 +78,9 @@ lev_status cuda_open(lev_device *device) {
   return LEV_OK;
 }
 
-void cuda_close(lev_device *device) { (void)device; }
+void cuda_close(lev_device *device) {
+  (void)device;
+}
 
 lev_status cuda_memory(lev_device *device, size_t *free_bytes, size_t *total_bytes) {
   LEV_TRY(use(device));
@@ -164,7 +170,9 @@ void cuda_stream_stop(lev_stream *stream) {
   (void)cudaGetLastError();
 }
 
-void cuda_stream_close(lev_stream *stream) { (void)stream; }
+void cuda_stream_close(lev_stream *stream) {
+  (void)stream;
+}
 
 lev_status cuda_stream_sync(lev_stream *stream) {
   if (!stream->stopped) {

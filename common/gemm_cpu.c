@@ -185,4 +185,4 @@ static void gemm_cpu(const void *args) {
     for (int64_t col = 0; col < g->n; col += BLOCK) block_bf16(g, row, col, launch->workspace);
 }
 
-const lev_kernel lev_gemm_kernel = {.name = "gemm", .cpu = gemm_cpu};
+const lev_kernel lev_gemm_kernel = {.name = "gemm", .cpu = gemm_cpu, .cuda = LEV_CUDA(lev_gemm_cuda)};

@@ -17,6 +17,7 @@ typedef struct lev_gemm_launch {
 
 extern const lev_kernel lev_gemm_kernel; /* args: lev_gemm_launch */
 size_t lev_gemm_cpu_workspace(lev_dtype ab_type);
+lev_status lev_gemm_cuda(const void *args, void *cuda_stream);
 
 #ifdef __cplusplus
 }
