@@ -35,7 +35,7 @@ static lev_status read_sidecar(lev_loader *l, const char *prefix) {
   lev_map_close(&map);
   lev_status st = LEV_OK;
   const json_t *bytes = json_object_get(root, "text_bytes"), *tokens = json_object_get(root, "tokens"),
-               *vocab = json_object_get(root, "vocab_size");
+               *vocab = json_object_get(root, "vocab_size"), *first = json_object_get(root, "first_token_bytes");
   if (!root)
     st = lev_fail(LEV_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
   else if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
@@ -47,7 +47,7 @@ static lev_status read_sidecar(lev_loader *l, const char *prefix) {
     st = lev_fail(LEV_ERR_CONFIG, "%s was made with a vocabulary of %lld, the model has %lld", l->file.bin_path,
                   (long long)json_integer_value(vocab), (long long)l->vocab);
   else
-    l->bytes = json_integer_value(bytes);
+    l->bytes = json_integer_value(bytes) - (json_is_integer(first) ? json_integer_value(first) : 0);
   json_decref(root);
   return st;
 }

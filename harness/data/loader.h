@@ -35,8 +35,8 @@ void lev_loader_close(lev_loader *loader); /* NULL is fine */
 
 /* Samples per epoch (validation: in all). */
 int64_t lev_loader_samples(const lev_loader *loader);
-/* Bytes of text that the whole file stands for, those of its first token (which is no label) included, from
- * PREFIX.json; 0 if unknown. */
+/* Bytes of text that the labels of the whole file stand for, from PREFIX.json: all but those of its first token, which
+ * is no label. 0 if unknown. */
 int64_t lev_loader_bytes(const lev_loader *loader);
 
 /* tokens[S] and labels[S] of one sample; where the stream has ended, token 0 and label -100. Training: any sample >= 0

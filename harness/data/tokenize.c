@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/hostmem.h"
 #include "harness/data/bpe_train.h"
 #include "harness/data/io.h"
 #include "harness/data/megatron_index.h"
@@ -33,7 +34,7 @@ typedef struct part {
   const job *job;
   lev_megatron_writer *writer;
   int64_t documents, text_bytes;
-  int32_t last; /* id written last */
+  int32_t first, last; /* ids written first and last, -1 = none yet */
 } part;
 
 typedef lev_status (*document_fn)(void *ctx, const unsigned char *text, size_t size);
@@ -182,6 +183,7 @@ static lev_status get_tokenizer(job *j) {
 static lev_status write_ids(void *ctx, const int32_t *ids, size_t n) {
   part *p = ctx;
   if (n > 0) p->last = ids[n - 1];
+  if (n > 0 && p->first < 0) p->first = ids[0];
   return lev_megatron_append(p->writer, ids, (int64_t)n);
 }
 
@@ -211,17 +213,30 @@ static lev_status write_document(void *ctx, const unsigned char *text, size_t si
   return lev_megatron_end_document(p->writer);
 }
 
+/* Bytes of text behind the first token: no label covers them, so a loss per byte must leave them out. */
+static lev_status first_token_bytes(const part *p, int64_t *bytes) {
+  lev_bytes_buffer text = {0};
+  *bytes = p->first >= 0 && p->first < 256; /* byte tokens; the end of document stands for none */
+  if (!p->job->tokenizer || p->first < 0) return LEV_OK;
+  lev_status st = lev_tokenizer_decode(p->job->tokenizer, &p->first, 1, true, &text);
+  *bytes = (int64_t)text.size;
+  lev_free(text.data);
+  return st;
+}
+
 static lev_status write_sidecar(const part *p, const char *prefix) {
   const job *j = p->job;
+  int64_t first;
   char path[1024];
   const char *name = j->tokenizer_name ? strrchr(j->tokenizer_name, '/') : NULL;
   name = name ? name + 1 : j->tokenizer_name;
   LEV_TRY(lev_path_join(path, sizeof path, prefix, ".json"));
-  json_t *root =
-      json_pack("{s:I, s:I, s:I, s:I, s:o, s:s?, s:s?}", "vocab_size", (json_int_t)j->vocab, "tokens",
-                (json_int_t)lev_megatron_written(p->writer), "documents", (json_int_t)p->documents, "text_bytes",
-                (json_int_t)p->text_bytes, "eod_id", j->eod >= 0 ? json_integer(j->eod) : json_null(), "tokenizer",
-                name, "tokenizer_xxh3_128", j->tokenizer ? j->tokenizer->hash : NULL);
+  LEV_TRY(first_token_bytes(p, &first));
+  json_t *root = json_pack("{s:I, s:I, s:I, s:I, s:I, s:o, s:s?, s:s?}", "vocab_size", (json_int_t)j->vocab, "tokens",
+                           (json_int_t)lev_megatron_written(p->writer), "documents", (json_int_t)p->documents,
+                           "text_bytes", (json_int_t)p->text_bytes, "first_token_bytes", (json_int_t)first, "eod_id",
+                           j->eod >= 0 ? json_integer(j->eod) : json_null(), "tokenizer", name, "tokenizer_xxh3_128",
+                           j->tokenizer ? j->tokenizer->hash : NULL);
   char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
   json_decref(root);
   if (!text) return lev_fail(LEV_ERR_FORMAT, "cannot write %s: the tokenizer's name is not UTF-8", path);
@@ -240,7 +255,7 @@ static lev_status write_sidecar(const part *p, const char *prefix) {
 static lev_status write_part(const job *j, const char *suffix, size_t begin, size_t end, int64_t *tokens,
                              int64_t *bytes) {
   char prefix[1024];
-  part p = {.job = j};
+  part p = {.job = j, .first = -1};
   LEV_TRY(lev_path_join(prefix, sizeof prefix, j->options->output, suffix));
   LEV_TRY(lev_megatron_create(prefix, j->vocab, &p.writer));
   lev_status st = each_document(j, begin, end, write_document, &p);
