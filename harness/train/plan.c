@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include "common/dims.h"
+#include "common/hostmem.h"
+
 lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid) {
   lev_step_result result;
   double nll;
@@ -40,4 +43,33 @@ end:
 void lev_rank_plan_free(lev_rank_plan *plan) {
   lev_ledger_destroy(plan->ledger);
   plan->ledger = NULL;
+}
+
+size_t lev_rank_plan_host(const lev_rank_plan *plan) {
+  return lev_sat_add(lev_ledger_peak(plan->ledger, LEV_MEM_PINNED), lev_ledger_peak(plan->ledger, LEV_MEM_HOST));
+}
+
+static bool is_larger(const lev_rank_plan *a, const lev_rank_plan *b) {
+  size_t x = lev_ledger_peak(a->ledger, LEV_MEM_DEVICE), y = lev_ledger_peak(b->ledger, LEV_MEM_DEVICE);
+  return x != y ? x > y : lev_rank_plan_host(a) > lev_rank_plan_host(b);
+}
+
+lev_status lev_plan_world(const lev_config *config, lev_world_plan *out) {
+  *out = (lev_world_plan){0};
+  LEV_TRY(lev_rank_classes_create(config, &out->classes));
+  out->plan = lev_calloc(LEV_HEAP_PLAN, (size_t)out->classes.n, sizeof *out->plan);
+  lev_status st = out->plan ? LEV_OK : LEV_ERR_NOMEM;
+  for (int i = 0; i < out->classes.n && st == LEV_OK; ++i) {
+    st = lev_plan_rank(config, out->classes.first[i], NULL, &out->plan[i]);
+    if (st == LEV_OK && is_larger(&out->plan[i], &out->plan[out->largest])) out->largest = i;
+  }
+  if (st != LEV_OK) lev_world_plan_free(out);
+  return st;
+}
+
+void lev_world_plan_free(lev_world_plan *plan) {
+  for (int i = 0; plan->plan && i < plan->classes.n; ++i) lev_rank_plan_free(&plan->plan[i]);
+  lev_free(plan->plan);
+  lev_rank_classes_free(&plan->classes);
+  *plan = (lev_world_plan){0};
 }

@@ -3,7 +3,7 @@
 #ifndef LEV_TRAIN_PLAN_H
 #define LEV_TRAIN_PLAN_H
 
-#include "harness/train/rank.h"
+#include "harness/train/classes.h"
 
 typedef struct lev_rank_plan {
   lev_ledger *ledger;    /* planned bytes of a tag = its peak here; owned by the plan */
@@ -16,6 +16,18 @@ typedef struct lev_rank_plan {
  * of a module, LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out);
 void lev_rank_plan_free(lev_rank_plan *plan);
+
+/* The plan of a whole world: one rank of each class is planned. */
+typedef struct lev_world_plan {
+  lev_rank_classes classes;
+  lev_rank_plan *plan; /* [classes.n] */
+  int largest;         /* class whose rank takes most device bytes (then most bytes in all) */
+} lev_world_plan;
+/* Errors: as lev_plan_rank. */
+LEV_MUST_CHECK lev_status lev_plan_world(const lev_config *config, lev_world_plan *out);
+void lev_world_plan_free(lev_world_plan *plan);
+/* Bytes of pinned and named host memory, which share a limit. */
+size_t lev_rank_plan_host(const lev_rank_plan *plan);
 
 /* What the plan and the event list of a run go through after set-up, on any backend: first values, one step, one
  * evaluation where the configuration has one. */
