@@ -97,13 +97,13 @@ static void add_cpu(const void *args) {
   LEV_PICK(a->arith, add)(a);
 }
 
-const lev_kernel llep_count_kernel = {"llep.count", count_cpu, NULL};
-const lev_kernel llep_lend_kernel = {"llep.lend", lend_cpu, NULL};
-const lev_kernel llep_assign_kernel = {"llep.assign", assign_cpu, NULL};
-const lev_kernel llep_number_kernel = {"llep.number", number_cpu, NULL};
-const lev_kernel llep_gather_kernel = {"llep.gather", gather_cpu, NULL};
-const lev_kernel llep_pack_kernel = {"llep.pack", pack_cpu, NULL};
-const lev_kernel llep_act_kernel = {"llep.act", act_cpu, NULL};
-const lev_kernel llep_act_backward_kernel = {"llep.act_backward", act_backward_cpu, NULL};
-const lev_kernel llep_combine_kernel = {"llep.combine", combine_cpu, NULL};
-const lev_kernel llep_add_kernel = {"llep.add", add_cpu, NULL};
+const lev_kernel llep_count_kernel = {"llep.count", count_cpu, LEV_CUDA(llep_count_cuda)};
+const lev_kernel llep_lend_kernel = {"llep.lend", lend_cpu, LEV_CUDA(llep_lend_cuda)};
+const lev_kernel llep_assign_kernel = {"llep.assign", assign_cpu, LEV_CUDA(llep_assign_cuda)};
+const lev_kernel llep_number_kernel = {"llep.number", number_cpu, LEV_CUDA(llep_number_cuda)};
+const lev_kernel llep_gather_kernel = {"llep.gather", gather_cpu, LEV_CUDA(llep_gather_cuda)};
+const lev_kernel llep_pack_kernel = {"llep.pack", pack_cpu, LEV_CUDA(llep_pack_cuda)};
+const lev_kernel llep_act_kernel = {"llep.act", act_cpu, LEV_CUDA(llep_act_cuda)};
+const lev_kernel llep_act_backward_kernel = {"llep.act_backward", act_backward_cpu, LEV_CUDA(llep_act_backward_cuda)};
+const lev_kernel llep_combine_kernel = {"llep.combine", combine_cpu, LEV_CUDA(llep_combine_cuda)};
+const lev_kernel llep_add_kernel = {"llep.add", add_cpu, LEV_CUDA(llep_add_cuda)};

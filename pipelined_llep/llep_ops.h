@@ -8,11 +8,18 @@
 #include "common/dtype.h"
 #include "pipelined_llep/llep_route.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A device counts routes in `parts` consecutive parts at once: `seen` [parts, E] is scratch of a row for each. */
+
 /* counts [E + 1] of this rank's ids. */
 typedef struct llep_count_args {
   const int32_t *ids;
   int64_t routes, experts;
   int64_t *counts;
+  int64_t parts, *seen;
 } llep_count_args;
 extern const lev_kernel llep_count_kernel;
 
@@ -30,7 +37,8 @@ typedef struct llep_assign_args {
   llep_rules rules;
   const int32_t *ids;
   int64_t tokens, top_k, blocks;
-  int64_t *table, *seen;
+  int64_t parts, *seen;
+  int64_t *table;
   int32_t *routes, *histogram;
   int64_t *own;   /* nullable [Ep, B]: rows for each rank */
   int64_t *total; /* nullable [Ep, B]: the same, to be summed over ranks */
@@ -108,4 +116,19 @@ typedef struct llep_add_args {
 } llep_add_args;
 extern const lev_kernel llep_add_kernel;
 
+/* CUDA launchers of the kernels above. */
+lev_status llep_count_cuda(const void *args, void *cuda_stream);
+lev_status llep_lend_cuda(const void *args, void *cuda_stream);
+lev_status llep_assign_cuda(const void *args, void *cuda_stream);
+lev_status llep_number_cuda(const void *args, void *cuda_stream);
+lev_status llep_gather_cuda(const void *args, void *cuda_stream);
+lev_status llep_pack_cuda(const void *args, void *cuda_stream);
+lev_status llep_act_cuda(const void *args, void *cuda_stream);
+lev_status llep_act_backward_cuda(const void *args, void *cuda_stream);
+lev_status llep_combine_cuda(const void *args, void *cuda_stream);
+lev_status llep_add_cuda(const void *args, void *cuda_stream);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

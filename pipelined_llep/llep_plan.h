@@ -15,6 +15,7 @@ typedef struct llep_sizes {
   int64_t send_rows, recv_rows; /* caps of one chunk */
   int64_t tile_rows;
   int64_t blocks;       /* B */
+  int64_t parts;        /* of a rank's routes that a device counts at once */
   int64_t rank_columns; /* most columns of any rank */
   int64_t weights;      /* scalars of one expert, 3 I H */
   int buffers;          /* received chunks alive at once */

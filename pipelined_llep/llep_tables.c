@@ -33,6 +33,7 @@ static lev_status assign(llep_plan *p, int layer, const int32_t *ids, int64_t to
                         .top_k = p->cfg.top_k,
                         .blocks = p->z.blocks,
                         .table = llep_layer_table(p, layer),
+                        .parts = p->z.parts,
                         .seen = k->seen,
                         .routes = k->routes,
                         .histogram = k->histogram,
@@ -53,7 +54,9 @@ static lev_status enqueue_lending(llep_plan *p, int layer, const int32_t *ids) {
   llep_count_args count = {.ids = ids,
                            .routes = p->tokens[p->rank] * p->cfg.top_k,
                            .experts = p->cfg.experts,
-                           .counts = k->counts.counts + p->rank * width};
+                           .counts = k->counts.counts + p->rank * width,
+                           .parts = p->z.parts,
+                           .seen = k->seen};
   LEV_TRY(LEV_LAUNCH(p->dispatch, &llep_count_kernel, count));
   for (int d = 0; d < r->ranks; ++d) p->send_rows[d] = width;
   LEV_TRY(lev_comm_all_gather(p->out, p->dispatch, count.counts, k->counts.counts, p->send_rows, LEV_I64));

@@ -11,7 +11,9 @@
 #define LLEP_DIM_MAX (1 << 30)
 #define LLEP_TILE_ROWS 1024
 #define LLEP_CHUNK_TOKENS 4096
-#define LLEP_BLOCKS 1024 /* blocks beyond which finer borders are not worth their tables */
+#define LLEP_PART_ROUTES 2048 /* routes counted by one block of a device's threads ... */
+#define LLEP_PARTS 256        /* ... unless that makes more parts than this */
+#define LLEP_BLOCKS 1024      /* blocks beyond which finer borders are not worth their tables */
 
 void llep_config_init(llep_config *config) {
   *config = (llep_config){.size = sizeof *config,
@@ -107,6 +109,7 @@ static void fill_sizes(int ranks, const llep_config *c, int64_t chunk_rows, llep
   z->recv_rows = chunk_rows;
   z->buffers = plain ? 1 : LLEP_BUFFERS;
   z->blocks = plain ? 1 : block_count(ranks, c, chunk_rows);
+  z->parts = lev_min_i64(LLEP_PARTS, lev_ceil_div(c->max_tokens * c->top_k, LLEP_PART_ROUTES));
   z->tile_rows = lev_min_i64(chunk_rows, c->tile_rows > 0 ? c->tile_rows : plain ? chunk_rows : LLEP_TILE_ROWS);
   z->rank_columns = own + slots;
   z->weights = 3 * c->inter * c->hidden;
@@ -129,7 +132,7 @@ static void walk_routes(const llep_plan *p, lev_walker *w, llep_work *k) {
   k->routes = take(w, "llep.tables", LEV_I32, p->cfg.max_tokens, p->cfg.top_k);
   k->histogram = take(w, "llep.tables", LEV_I32, llep_columns(&p->z.rules), p->z.blocks);
   k->next = take(w, "llep.tables", LEV_I32, 1, llep_columns(&p->z.rules));
-  k->seen = take(w, "llep.tables", LEV_I64, 1, p->cfg.experts);
+  k->seen = take(w, "llep.tables", LEV_I64, p->z.parts, p->cfg.experts);
 }
 
 static void walk_persistent(llep_plan *p, lev_walker *w) {
