@@ -26,14 +26,10 @@ static lev_status route(const lev_layer_run *r, const void *x, bool select, void
                           .bias = lev_rank_route_bias(rank, r->layer),
                           .ids = layer_ids(r),
                           .weights = *weights};
-  if (select) {
-    size_t bytes = sizeof(int64_t) * (size_t)r->m->experts;
-    LEV_TRY(lev_fill(rank->compute, layer_counts(r), 0, bytes, "router.counts"));
-    args.counts = layer_counts(r);
-    args.sums = lev_layer_sums(r->m, rank->sums, r->layer);
-  }
+  if (select && rank->counting != LEV_COUNT_OFF) args.counts = layer_counts(r);
+  if (select && rank->counting != LEV_COUNT_LOCAL) args.sums = lev_layer_sums(r->m, rank->sums, r->layer);
   LEV_TRY(LEV_LAUNCH(rank->compute, &lev_router_kernel, args));
-  if (!select) return LEV_OK;
+  if (!select || rank->counting != LEV_COUNT_GLOBAL) return LEV_OK;
   return lev_comm_all_reduce(rank->groups.stats, rank->compute, layer_counts(r), r->m->experts, LEV_I64, LEV_SUM);
 }
 
@@ -73,24 +69,23 @@ static lev_status router_backward(const lev_layer_run *r, const void *x, const v
                                   void *dx) {
   lev_rank *rank = r->rank;
   const lev_model *m = r->m;
-  double micro = 0, all = (double)(rank->config->train.context * rank->config->train.global_batch);
-  for (int i = 0; i < rank->params->layout.ranks; ++i) micro += (double)rank->batch.rank_tokens[i];
-  double per_layer = micro > 0 ? 1 / ((double)lev_moe_layers(m) * all) : 0;
+  double tokens = (double)(rank->config->train.context * rank->config->train.global_batch);
+  double per_layer = 1 / ((double)lev_moe_layers(m) * tokens);
   void *dlogits;
   LEV_TRY(lev_rank_work(rank, "router.logits_grad", r->t, r->n, m->experts, &dlogits));
-  lev_router_backward_args args = {
-      .dtype = r->t,
-      .rows = r->n,
-      .experts = m->experts,
-      .top_k = m->top_k,
-      .rule = m->route,
-      .logits = logits,
-      .ids = layer_ids(r),
-      .dweights = dweights,
-      .counts = layer_counts(r),
-      .balance_scale = micro > 0 ? m->aux_coef * per_layer * (double)m->experts / (micro * (double)m->top_k) : 0,
-      .z_scale = m->z_coef * per_layer,
-      .dlogits = dlogits};
+  lev_router_backward_args args = {.dtype = r->t,
+                                   .rows = r->n,
+                                   .experts = m->experts,
+                                   .top_k = m->top_k,
+                                   .rule = m->route,
+                                   .logits = logits,
+                                   .ids = layer_ids(r),
+                                   .dweights = dweights,
+                                   .counts = layer_counts(r),
+                                   .balance_scale =
+                                       m->aux_coef * per_layer * (double)m->experts / (tokens * (double)m->top_k),
+                                   .z_scale = m->z_coef * per_layer,
+                                   .dlogits = dlogits};
   LEV_TRY(LEV_LAUNCH(rank->compute, &lev_router_backward_kernel, args));
   LEV_TRY(lev_layer_product_dw(r, r->n, dlogits, m->experts, x, m->hidden, r->g[LEV_W_ROUTER]));
   return lev_layer_product_dx(r, r->n, dlogits, m->experts, r->w[LEV_W_ROUTER], m->hidden, dx, 1);

@@ -45,6 +45,13 @@ typedef struct lev_groups {
   lev_weight_comms weights;
 } lev_groups;
 
+/* What a forward pass does with the routes it chooses; the balance loss needs their counts over the whole batch. */
+typedef enum lev_counting {
+  LEV_COUNT_OFF,    /* nothing: evaluation, and whenever no balance loss is on or the counts are already known */
+  LEV_COUNT_LOCAL,  /* adds them up on this rank: a pass of its own over all micro-batches, before the step's */
+  LEV_COUNT_GLOBAL, /* adds them up and over ranks, layer by layer: one micro-batch is the whole batch */
+} lev_counting;
+
 /* One micro-batch as this rank sees it. */
 typedef struct lev_batch {
   int64_t seq_len;      /* S, or 0 when this rank's context group has no sequence this time */
@@ -70,14 +77,15 @@ typedef struct lev_rank {
   sco_plan *sco;
   oadamw_plan *adamw;
   muon_plan *muon;
-  int64_t max_tokens;   /* N cap of any rank */
-  int micro_batches;    /* per step */
+  int64_t max_tokens; /* N cap of any rank */
+  int micro_batches;  /* per step */
+  lev_counting counting;
   lev_dtype grad_dtype; /* of stored gradients */
 
   /* device, persistent */
   void *hidden;                        /* T [N, H]: last layer's output, then the gradient that travels down */
   int32_t *ids;                        /* [M, N, k] chosen experts; M layers have some */
-  int64_t *counts;                     /* [M, E] assignments over the micro-batch, summed over ranks */
+  int64_t *counts;                     /* [M, E] assignments over the batch, summed over ranks */
   int32_t *tokens, *labels, *position; /* [N] */
   void *route_bias;                    /* A [M, E] selection bias, the same on every rank; with model.route_bias */
   int64_t *doc_begin;                  /* [N] position at which each token's document begins; NULL unless packed */
@@ -91,12 +99,13 @@ typedef struct lev_rank {
   int64_t *doc_begin_pinned;
   int32_t *sequence;  /* host [2, S]: tokens and labels of a whole sequence */
   int32_t *documents; /* host [S + 1], see lev_loader_documents; NULL unless packed or masked */
-  void *staging;     /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
+  void *staging;      /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
   lev_batch batch;
 } lev_rank;
 
 /* Layout of `sums`: [0] sum of NLL, [1] valid tokens, [2] bad labels, [3] gradient norm squared, [4] non-finite
- * gradients, then per layer with experts: sum of squared log-sum-exp, sum of probabilities per expert, assignments per expert. */
+ * gradients, then per layer with experts: sum of squared log-sum-exp, sum of probabilities per expert, assignments per
+ * expert. */
 enum { LEV_SUM_NLL, LEV_SUM_VALID, LEV_SUM_BAD, LEV_SUM_NORM, LEV_SUM_NONFINITE, LEV_SUMS };
 static inline int64_t lev_rank_sums(const lev_model *m) {
   return LEV_SUMS + lev_moe_layers(m) * (1 + 2 * m->experts);

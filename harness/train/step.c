@@ -187,12 +187,31 @@ static void router_result(lev_rank *rank, lev_step_result *out) {
   }
 }
 
+/* Routes per expert over the whole batch, before any gradient needs them. One micro-batch counts as it goes; several
+ * take a forward pass of their own first, so that the balance loss does not depend on how the batch is cut. */
+static lev_status count_routes(lev_rank *rank, lev_loader *loader, int64_t first_sample) {
+  const lev_model *m = &rank->params->model;
+  int64_t n = lev_moe_layers(m) * m->experts;
+  rank->counting = LEV_COUNT_OFF;
+  if (m->aux_coef == 0 || n == 0) return LEV_OK;
+  LEV_TRY(lev_fill(rank->compute, rank->counts, 0, sizeof(int64_t) * (size_t)n, "router.counts"));
+  rank->counting = rank->micro_batches == 1 ? LEV_COUNT_GLOBAL : LEV_COUNT_LOCAL;
+  for (int micro = 0; micro < rank->micro_batches && rank->micro_batches > 1; ++micro) {
+    LEV_TRY(lev_batch_load(rank, loader, first_sample, rank->config->train.global_batch, micro));
+    LEV_TRY(forward(rank));
+  }
+  if (rank->counting == LEV_COUNT_GLOBAL) return LEV_OK;
+  rank->counting = LEV_COUNT_OFF;
+  return lev_comm_all_reduce(rank->groups.stats, rank->compute, rank->counts, n, LEV_I64, LEV_SUM);
+}
+
 lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_sample, lev_step_result *out) {
   int64_t n = rank->config->train.global_batch;
   memset(out, 0, sizeof *out);
   LEV_TRY(lev_batch_count_valid(rank, loader, first_sample, n, &out->valid));
   double grad_scale = out->valid > 0 ? 1 / (double)out->valid : 0;
   LEV_TRY(clear_sums(rank));
+  LEV_TRY(count_routes(rank, loader, first_sample));
   for (int micro = 0; micro < rank->micro_batches; ++micro) {
     bool first = micro == 0;
     void *head_grad;
@@ -202,6 +221,7 @@ lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_
     for (int l = (int)rank->params->model.layers - 1; l >= 0; --l) LEV_TRY(lev_layer_backward(rank, l, first));
     LEV_TRY(embed_gradient(rank, first, head_grad));
   }
+  rank->counting = LEV_COUNT_OFF;
   LEV_TRY(lev_grads_join(rank->weights, rank->compute));
   lev_ledger_phase(rank->ledger, "grad_norm", -1);
   LEV_TRY(oadamw_norm_launch(rank->compute, rank->grad_dtype, lev_weights_grads(rank->weights),
