@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,13 +37,12 @@ static const struct {
     {"clipped q, k, v", "[model]\nclip_qkv = 0.8\n"},
     {"clipped q, k, v without norms", "[model]\nclip_qkv = 0.5\nqk_norm = 'none'\n"},
     {"linear rotary scaling, windows from layer 1", "[model]\nrope_scaling = 'linear'\nrope_factor = 2.5\n"
-                                                   "sliding_window = 7\nmax_window_layers = 1\n"},
+                                                    "sliding_window = 7\nmax_window_layers = 1\n"},
     {"yarn, every second layer full", "[model]\nqk_norm = 'head'\nrope_scaling = 'yarn'\nrope_factor = 4\n"
                                       "rope_original_max_position = 32\nrope_theta = 100\nrope_beta_fast = 4\n"
                                       "sliding_window = 19\nsliding_window_pattern = 2\n"},
     {"sigmoid scores, bias", "[model]\nscoring_func = 'sigmoid'\nbalance = 'aux_free'\nbias_update_rate = 0.05\n"
                              "norm_topk_prob = true\nrouted_scaling_factor = 2.5\n"},
-    {"sigmoid scores, Switch loss", "[model]\nscoring_func = 'sigmoid'\nrouter_aux_loss_coef = 0.3\n"},
     {"sigmoid scores, groups", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nbalance = 'aux_free'\n"
                                "bias_update_rate = 0.05\n"},
     {"softmax scores, groups, bias", "[model]\nn_group = 5\ntopk_group = 2\nbalance = 'aux_free'\n"
@@ -60,6 +60,7 @@ static const struct {
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
   rig_config(config);
+  config->model.balance = LEV_BALANCE_NONE; /* its statistics are those of a micro-batch, which depends on the layout */
   T_EXPECT_OK(lev_config_parse(config, variants[variant].text, "variant"));
   return variants[variant].name;
 }
@@ -96,6 +97,29 @@ static void shift_one(void *ctx, const lev_tensor *t, int64_t element, int64_t a
   lev_dtype dtype = c->rank->params->model.dtype;
   double x = lev_dtype_load(dtype, shard, at);
   lev_dtype_store(dtype, shard, at, x + c->by * rig_direction((int)t->id, element));
+}
+
+typedef struct alter_ctx {
+  lev_rank *rank;
+  rig_alter fn;
+} alter_ctx;
+
+static void alter_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
+  alter_ctx *c = ctx;
+  void *shard = lev_weights_shard(c->rank->weights);
+  lev_dtype dtype = c->rank->params->model.dtype;
+  lev_dtype_store(dtype, shard, at, c->fn(t, element, lev_dtype_load(dtype, shard, at)));
+}
+
+/* First weights: initialised, altered and moved as asked; the optimizers' masters follow. */
+static void first_weights(const rig_options *o, lev_rank *rank) {
+  T_EXPECT_OK(lev_rank_init_weights(rank));
+  if (o->alter) each_element(rank->params, alter_one, &(alter_ctx){rank, o->alter});
+  if (o->shift != 0) each_element(rank->params, shift_one, &(shift_ctx){rank, o->shift * o->direction});
+  if (!o->alter && o->shift == 0) return;
+  T_EXPECT_OK(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
+  if (rank->muon) T_EXPECT_OK(muon_init(rank->muon, lev_weights_shard(rank->weights), rank->compute));
+  T_EXPECT_OK(lev_stream_sync(rank->compute));
 }
 
 typedef struct collect_ctx {
@@ -159,6 +183,36 @@ static void collect_bias(lev_rank *rank, rig_result *out) {
   }
 }
 
+/* The ledger's peaks as text. */
+static char *peaks_text(const lev_ledger *ledger) {
+  enum { LINE = 96 };
+  int n = lev_ledger_count(ledger);
+  size_t room = (size_t)(n + LEV_MEM_CLASSES) * LINE, at = 0;
+  char *text = calloc(1, room);
+  for (int i = 0; i < n; ++i) {
+    lev_ledger_row row = lev_ledger_at(ledger, i);
+    at += (size_t)snprintf(text + at, room - at, "%s %.40s %zu\n", lev_mem_name(row.cls), row.tag, row.peak);
+  }
+  for (int c = 0; c < LEV_MEM_CLASSES; ++c)
+    at += (size_t)snprintf(text + at, room - at, "%s %zu\n", lev_mem_name((lev_mem)c),
+                           lev_ledger_peak(ledger, (lev_mem)c));
+  return text;
+}
+
+static void collect_dispatch(const lev_rank *rank, rig_result *out) {
+  const lev_model *m = &rank->params->model;
+  llep_info info = llep_plan_info(rank->llep);
+  out->chunk_cap = lev_max_i64(out->chunk_cap, lev_max_i64(info.chunk_rows, info.send_rows));
+  for (int l = 0; l < (int)lev_moe_layers(m); ++l) {
+    llep_stats s;
+    llep_get_stats(rank->llep, l, &s);
+    out->chunk_rows = lev_max_i64(out->chunk_rows, s.chunk_rows);
+    out->chunks = lev_max_i64(out->chunks, s.chunks);
+    for (int64_t e = 0; e < m->experts && s.expert_counts; ++e)
+      out->route_rows_max = lev_max_i64(out->route_rows_max, s.expert_counts[e]);
+  }
+}
+
 static void run_steps(rig *g, lev_rank *rank, lev_comm *world, lev_loader *loader, lev_step_result *step) {
   const rig_options *o = g->o;
   int64_t done = 0;
@@ -195,18 +249,16 @@ static void rank_main(int index, void *ctx) {
   lev_loader *loader = o->documents ? tokens_loader_of(o->config, o->first_token, o->documents, o->n_documents)
                                     : tokens_loader(o->config);
   if (o->poison) T_EXPECT_OK(lev_arena_poison(rank->arena[LEV_MEM_DEVICE], 0xFF));
-  T_EXPECT_OK(lev_rank_init_weights(rank));
-  if (o->shift != 0) {
-    shift_ctx sc = {rank, o->shift * o->direction};
-    each_element(rank->params, shift_one, &sc);
-    T_EXPECT_OK(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
-  }
+  first_weights(o, rank);
   run_steps(g, rank, world, loader, &step);
-  if (o->evaluate) T_EXPECT_OK(lev_evaluate(rank, loader, 0, 3, &nll, &valid));
+  int64_t groups = o->config->parallel.ranks / rank->params->layout.context; /* every rank has tokens in one at least */
+  if (o->evaluate) T_EXPECT_OK(lev_evaluate(rank, loader, 0, lev_max_i64(3, groups), &nll, &valid));
   pthread_mutex_lock(&g->lock);
   collect_ctx cc = {rank, g->result};
   each_element(rank->params, collect_one, &cc);
   collect_bias(rank, g->result);
+  collect_dispatch(rank, g->result);
+  g->result->peaks[index] = peaks_text(ledger);
   g->result->plan_exact &= !o->evaluate || !o->update || same_peaks(plan.ledger, ledger);
   if (index == 0) g->result->step = step, g->result->nll = nll, g->result->valid = valid;
   g->result->bytes_sent += lev_comm_bytes_sent(world);
@@ -233,6 +285,7 @@ void rig_free(rig_result *result) {
     free(result->gradient[i]);
     free(result->weight[i]);
   }
+  for (int r = 0; r < RIG_RANKS; ++r) free(result->peaks[r]);
   free(result->route_bias);
   memset(result, 0, sizeof *result);
 }
