@@ -43,6 +43,7 @@ static const struct {
                                       "sliding_window = 19\nsliding_window_pattern = 2\n"},
     {"sigmoid scores, bias", "[model]\nscoring_func = 'sigmoid'\nbalance = 'aux_free'\nbias_update_rate = 0.05\n"
                              "norm_topk_prob = true\nrouted_scaling_factor = 2.5\n"},
+    {"sigmoid scores, Switch loss", "[model]\nscoring_func = 'sigmoid'\nrouter_aux_loss_coef = 0.3\n"},
     {"sigmoid scores, groups", "[model]\nscoring_func = 'sigmoid'\nn_group = 5\ntopk_group = 3\nbalance = 'aux_free'\n"
                                "bias_update_rate = 0.05\n"},
     {"softmax scores, groups, bias", "[model]\nn_group = 5\ntopk_group = 2\nbalance = 'aux_free'\n"
@@ -60,7 +61,6 @@ static const struct {
 const char *rig_variant(lev_config *config, int variant) {
   if (variant >= (int)(sizeof variants / sizeof *variants)) return NULL;
   rig_config(config);
-  config->model.balance = LEV_BALANCE_NONE; /* its statistics are those of a micro-batch, which depends on the layout */
   T_EXPECT_OK(lev_config_parse(config, variants[variant].text, "variant"));
   return variants[variant].name;
 }
