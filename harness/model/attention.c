@@ -12,7 +12,9 @@
 #define BLOCK_ROWS 256   /* chosen query block: at most this many rows (tokens x heads per key head) ... */
 #define BLOCK_TOKENS 128 /* ... and tokens: longer blocks waste more on the diagonal */
 #define BLOCK_KEYS 256
-#define GROUPS 2 /* groups of key heads whose gradients travel separately */
+#define CUDA_DIM 640     /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
+#define CUDA_DIM_F64 320 /* the same for f64 */
+#define GROUPS 2         /* groups of key heads whose gradients travel separately */
 
 struct attn_plan {
   attn_config config;
@@ -75,6 +77,10 @@ lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
   if (c->heads % c->kv_heads != 0)
     return lev_fail(LEV_ERR_CONFIG, "attention: %lld query heads are no multiple of %lld key heads",
                     (long long)c->heads, (long long)c->kv_heads);
+  int64_t most = c->dtype == LEV_F64 ? CUDA_DIM_F64 : CUDA_DIM;
+  if (backend == LEV_BACKEND_CUDA && c->head_dim > most)
+    return lev_fail(LEV_ERR_CONFIG, "attention: heads of %lld scalars, the kernels hold at most %lld (%s)",
+                    (long long)c->head_dim, (long long)most, lev_dtype_name(c->dtype));
   if (c->block_q < 0 || c->block_k < 0 || !isfinite(c->scale))
     return lev_fail(LEV_ERR_CONFIG, "attention: block %lld x %lld, scale %g: must be finite and not negative",
                     (long long)c->block_q, (long long)c->block_k, c->scale);

@@ -106,7 +106,7 @@ static void attn_unpack_cpu(const void *args) {
   LEV_PICK(a->dtype, attn_unpack)(a);
 }
 
-const lev_kernel attn_forward_kernel = {"attn.forward", attn_forward_cpu, NULL};
-const lev_kernel attn_backward_kernel = {"attn.backward", attn_backward_cpu, NULL};
-const lev_kernel attn_pack_kernel = {"attn.pack", attn_pack_cpu, NULL};
-const lev_kernel attn_unpack_kernel = {"attn.unpack", attn_unpack_cpu, NULL};
+const lev_kernel attn_forward_kernel = {"attn.forward", attn_forward_cpu, LEV_CUDA(attn_forward_cuda)};
+const lev_kernel attn_backward_kernel = {"attn.backward", attn_backward_cpu, LEV_CUDA(attn_backward_cuda)};
+const lev_kernel attn_pack_kernel = {"attn.pack", attn_pack_cpu, LEV_CUDA(attn_pack_cuda)};
+const lev_kernel attn_unpack_kernel = {"attn.unpack", attn_unpack_cpu, LEV_CUDA(attn_unpack_cuda)};

@@ -13,6 +13,10 @@
 #include "common/dtype.h"
 #include "harness/model/attention.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct attn_shape {
   lev_dtype dtype;
   int64_t heads, kv_heads, head_dim;
@@ -103,4 +107,13 @@ static inline float attn_exp_f32(float x) {
   return x < low ? 0.0f : p * power;
 }
 
+/* CUDA launchers of the kernels above. */
+lev_status attn_forward_cuda(const void *args, void *cuda_stream);
+lev_status attn_backward_cuda(const void *args, void *cuda_stream);
+lev_status attn_pack_cuda(const void *args, void *cuda_stream);
+lev_status attn_unpack_cuda(const void *args, void *cuda_stream);
+
+#ifdef __cplusplus
+}
+#endif
 #endif
