@@ -16,5 +16,5 @@ static void add_cpu(const void *args) {
   LEV_PICK(p->dtype, embed_add)(p);
 }
 
-const lev_kernel embed_take_kernel = {.name = "embed.take", .cpu = take_cpu, .cuda = NULL};
-const lev_kernel embed_add_kernel = {.name = "embed.add", .cpu = add_cpu, .cuda = NULL};
+const lev_kernel embed_take_kernel = {.name = "embed.take", .cpu = take_cpu, .cuda = LEV_CUDA(embed_take_cuda)};
+const lev_kernel embed_add_kernel = {.name = "embed.add", .cpu = add_cpu, .cuda = LEV_CUDA(embed_add_cuda)};

@@ -6,6 +6,10 @@
 #include "common/device.h"
 #include "common/dtype.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* rows[i] = w[ids[i] - begin] where this shard holds the id, else 0. */
 typedef struct embed_take_args {
   lev_dtype dtype;
@@ -27,5 +31,14 @@ typedef struct embed_add_args {
   void *dw;         /* [shard_rows,H] A */
 } embed_add_args;
 extern const lev_kernel embed_add_kernel;
+
+#ifdef LEV_HAVE_CUDA
+lev_status embed_take_cuda(const void *args, void *stream);
+lev_status embed_add_cuda(const void *args, void *stream);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

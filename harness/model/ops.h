@@ -10,6 +10,15 @@
 #include "common/dtype.h"
 #include "harness/model/params.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bytes of `scratch` in the backward passes of the norms and in the router's forward pass: sums over tokens are taken
+ * in two stages there. 0 on the CPU. More is not used; less, down to one row of the sum in A (f64 for the router),
+ * means fewer parts. A stream's workspace will do: it is in use only while the operation runs. */
+size_t lev_ops_scratch_bytes(lev_backend backend);
+
 /* y = x * w / sqrt(mean(x^2) + eps) per row. y may be x. */
 typedef struct lev_rmsnorm_args {
   lev_dtype dtype;
@@ -29,6 +38,8 @@ typedef struct lev_rmsnorm_backward_args {
   void *dx;        /* T [rows, cols] */
   void *dw;        /* A [cols] */
   bool accumulate; /* dx += */
+  void *scratch;   /* GPU only: see lev_ops_scratch_bytes */
+  size_t scratch_bytes;
 } lev_rmsnorm_backward_args;
 extern const lev_kernel lev_rmsnorm_backward_kernel;
 
@@ -64,6 +75,8 @@ typedef struct lev_qk_args {
   const void *dy;          /* backward: T, gradient of y */
   void *dx;                /* backward: T out; may be dy */
   void *dw;                /* backward: A +=; NULL without norm */
+  void *scratch;           /* backward with norm, GPU only: see lev_ops_scratch_bytes */
+  size_t scratch_bytes;
 } lev_qk_args;
 extern const lev_kernel lev_qk_kernel, lev_qk_backward_kernel;
 
@@ -80,7 +93,9 @@ typedef struct lev_router_args {
   int32_t *ids;         /* [rows, k] */
   void *weights;        /* A [rows, k] */
   int64_t *counts;      /* [E] +=, assignments; NULL = not wanted */
-  double *sums; /* f64 [1 + 2 E] +=: sum of squared log-sum-exp, of p per expert, assignments per expert; or NULL */
+  double *sums;  /* f64 [1 + 2 E] +=: sum of squared log-sum-exp, of p per expert, assignments per expert; or NULL */
+  void *scratch; /* GPU only, with counts or sums: see lev_ops_scratch_bytes */
+  size_t scratch_bytes;
 } lev_router_args;
 extern const lev_kernel lev_router_kernel;
 
@@ -108,5 +123,21 @@ typedef struct lev_route_bias_args {
   void *bias;           /* A [E] */
 } lev_route_bias_args;
 extern const lev_kernel lev_route_bias_kernel;
+
+#ifdef LEV_HAVE_CUDA
+lev_status lev_rmsnorm_cuda(const void *args, void *stream);
+lev_status lev_rmsnorm_backward_cuda(const void *args, void *stream);
+lev_status lev_swiglu_cuda(const void *args, void *stream);
+lev_status lev_swiglu_backward_cuda(const void *args, void *stream);
+lev_status lev_qk_cuda(const void *args, void *stream);
+lev_status lev_qk_backward_cuda(const void *args, void *stream);
+lev_status lev_router_cuda(const void *args, void *stream);
+lev_status lev_router_backward_cuda(const void *args, void *stream);
+lev_status lev_route_bias_cuda(const void *args, void *stream);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

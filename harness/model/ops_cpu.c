@@ -5,6 +5,10 @@
 #include <math.h>
 #include <string.h>
 
+size_t lev_ops_scratch_bytes(lev_backend backend) {
+  return backend == LEV_BACKEND_CUDA ? (size_t)8 << 20 : 0;
+}
+
 #define LEV_KERNELS "harness/model/ops_cpu.inc"
 #include "common/for_each_dtype.h"
 
@@ -12,37 +16,39 @@ static void rmsnorm_cpu(const void *args) {
   const lev_rmsnorm_args *a = args;
   LEV_PICK(a->dtype, rmsnorm)(a);
 }
-const lev_kernel lev_rmsnorm_kernel = {"model.rmsnorm", rmsnorm_cpu, NULL};
+const lev_kernel lev_rmsnorm_kernel = {"model.rmsnorm", rmsnorm_cpu, LEV_CUDA(lev_rmsnorm_cuda)};
 
 static void rmsnorm_backward_cpu(const void *args) {
   const lev_rmsnorm_backward_args *a = args;
   LEV_PICK(a->dtype, rmsnorm_backward)(a);
 }
-const lev_kernel lev_rmsnorm_backward_kernel = {"model.rmsnorm_backward", rmsnorm_backward_cpu, NULL};
+const lev_kernel lev_rmsnorm_backward_kernel = {"model.rmsnorm_backward", rmsnorm_backward_cpu,
+                                                LEV_CUDA(lev_rmsnorm_backward_cuda)};
 
 static void qk_cpu(const void *args) {
   const lev_qk_args *a = args;
   LEV_PICK(a->dtype, qk)(a);
 }
-const lev_kernel lev_qk_kernel = {"model.qk", qk_cpu, NULL};
+const lev_kernel lev_qk_kernel = {"model.qk", qk_cpu, LEV_CUDA(lev_qk_cuda)};
 
 static void qk_backward_cpu(const void *args) {
   const lev_qk_args *a = args;
   LEV_PICK(a->dtype, qk_backward)(a);
 }
-const lev_kernel lev_qk_backward_kernel = {"model.qk_backward", qk_backward_cpu, NULL};
+const lev_kernel lev_qk_backward_kernel = {"model.qk_backward", qk_backward_cpu, LEV_CUDA(lev_qk_backward_cuda)};
 
 static void swiglu_cpu(const void *args) {
   const lev_swiglu_args *a = args;
   LEV_PICK(a->dtype, swiglu)(a);
 }
-const lev_kernel lev_swiglu_kernel = {"model.swiglu", swiglu_cpu, NULL};
+const lev_kernel lev_swiglu_kernel = {"model.swiglu", swiglu_cpu, LEV_CUDA(lev_swiglu_cuda)};
 
 static void swiglu_backward_cpu(const void *args) {
   const lev_swiglu_backward_args *a = args;
   LEV_PICK(a->dtype, swiglu_backward)(a);
 }
-const lev_kernel lev_swiglu_backward_kernel = {"model.swiglu_backward", swiglu_backward_cpu, NULL};
+const lev_kernel lev_swiglu_backward_kernel = {"model.swiglu_backward", swiglu_backward_cpu,
+                                               LEV_CUDA(lev_swiglu_backward_cuda)};
 
 static void router_cpu(const void *args) {
   const lev_router_args *a = args;
@@ -51,7 +57,7 @@ static void router_cpu(const void *args) {
   else
     router_f32(a);
 }
-const lev_kernel lev_router_kernel = {"model.router", router_cpu, NULL};
+const lev_kernel lev_router_kernel = {"model.router", router_cpu, LEV_CUDA(lev_router_cuda)};
 
 static void router_backward_cpu(const void *args) {
   const lev_router_backward_args *a = args;
@@ -68,7 +74,8 @@ static void router_backward_cpu(const void *args) {
     }
   }
 }
-const lev_kernel lev_router_backward_kernel = {"model.router_backward", router_backward_cpu, NULL};
+const lev_kernel lev_router_backward_kernel = {"model.router_backward", router_backward_cpu,
+                                               LEV_CUDA(lev_router_backward_cuda)};
 
 static void route_bias_cpu(const void *args) {
   const lev_route_bias_args *a = args;
@@ -77,4 +84,4 @@ static void route_bias_cpu(const void *args) {
   else
     route_bias_f32(a);
 }
-const lev_kernel lev_route_bias_kernel = {"model.route_bias", route_bias_cpu, NULL};
+const lev_kernel lev_route_bias_kernel = {"model.route_bias", route_bias_cpu, LEV_CUDA(lev_route_bias_cuda)};

@@ -126,6 +126,7 @@ lev_status lev_layer_norm_backward(const lev_layer_run *r, const void *x, lev_sl
                                     .dx = r->rank->hidden,
                                     .dw = r->g[weight],
                                     .accumulate = true};
+  args.scratch = lev_stream_workspace(r->rank->compute, &args.scratch_bytes);
   return LEV_LAUNCH(r->rank->compute, &lev_rmsnorm_backward_kernel, args);
 }
 

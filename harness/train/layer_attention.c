@@ -17,6 +17,8 @@ static lev_status take_qkv(const lev_layer_run *r, qkv *out) {
 static lev_qk_args qk_args(const lev_layer_run *r, int weight) {
   const lev_model *m = r->m;
   bool value = weight < 0;
+  size_t scratch_bytes;
+  void *scratch = lev_stream_workspace(r->rank->compute, &scratch_bytes);
   return (lev_qk_args){.dtype = r->t,
                        .rows = r->n,
                        .heads = weight == LEV_W_Q_NORM ? m->heads : m->kv_heads,
@@ -29,7 +31,9 @@ static lev_qk_args qk_args(const lev_layer_run *r, int weight) {
                        /* cppcheck-suppress negativeIndex */
                        .w = value ? NULL : r->w[weight],
                        /* cppcheck-suppress negativeIndex */
-                       .dw = value ? NULL : r->g[weight]};
+                       .dw = value ? NULL : r->g[weight],
+                       .scratch = scratch,
+                       .scratch_bytes = scratch_bytes};
 }
 
 /* From the projections `raw` to what attention takes, `out` (which may be the same). */

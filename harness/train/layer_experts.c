@@ -28,6 +28,7 @@ static lev_status route(const lev_layer_run *r, const void *x, bool select, void
                           .weights = *weights};
   if (select && rank->counting != LEV_COUNT_OFF) args.counts = layer_counts(r);
   if (select && rank->counting != LEV_COUNT_LOCAL) args.sums = lev_layer_sums(r->m, rank->sums, r->layer);
+  args.scratch = lev_stream_workspace(rank->compute, &args.scratch_bytes);
   LEV_TRY(LEV_LAUNCH(rank->compute, &lev_router_kernel, args));
   if (!select || rank->counting != LEV_COUNT_GLOBAL) return LEV_OK;
   return lev_comm_all_reduce(rank->groups.stats, rank->compute, layer_counts(r), r->m->experts, LEV_I64, LEV_SUM);

@@ -99,6 +99,7 @@ static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool firs
                                     .dy = dh,
                                     .dx = rank->hidden,
                                     .dw = dnorm};
+  back.scratch = lev_stream_workspace(rank->compute, &back.scratch_bytes);
   LEV_TRY(LEV_LAUNCH(rank->compute, &lev_rmsnorm_backward_kernel, back));
   LEV_TRY(lev_rank_pop(rank));
   LEV_TRY(lev_weights_release(rank->weights, head_unit, rank->compute));
