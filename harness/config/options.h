@@ -159,7 +159,7 @@
   O(debug, seed, INT, 1, 0, 9223372036854775807LL, "of weights and sample order")                                      \
   O(debug, uniform_routing, BOOL, 0, 0, 0, "token t picks experts (t k + j) mod E whatever the scores")                \
   O(debug, jitter_seed, INT, 0, 0, 9223372036854775807LL, "cpu: random delays before operations (race tests)")         \
-  O(debug, poison, BOOL, 0, 0, 0, "fill unused device memory with NaN bytes before the first step")
+  O(debug, poison, BOOL, 0, 0, 0, "fill all planned memory with NaN bytes before it is used")
 
 /* All options, section by section. */
 #define LEV_OPTIONS(O)                                                                                                 \

@@ -92,7 +92,10 @@ fail:
 }
 
 void lev_weights_destroy(lev_weights *w) {
-  lev_free(w); /* streams and events belong to the device */
+  if (!w) return;
+  lev_stream_destroy(w->gather); /* waits for what still runs; events belong to the device */
+  lev_stream_destroy(w->reduce);
+  lev_free(w);
 }
 
 void lev_weights_walk(void *weights, lev_walker *walker) {

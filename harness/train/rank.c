@@ -271,6 +271,7 @@ static lev_status create_arenas(lev_rank *rank, const lev_slabs *slabs) {
       base = rank->slab[cls];
     }
     LEV_TRY(lev_arena_create(rank->device, rank->ledger, (lev_mem)cls, base, bytes, &rank->arena[cls]));
+    if (rank->config->debug.poison) LEV_TRY(lev_arena_poison(rank->arena[cls], 0xFF));
   }
   return LEV_OK;
 }
@@ -408,6 +409,7 @@ lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out) {
 
 void lev_rank_destroy(lev_rank *rank) {
   if (!rank) return;
+  lev_stream_destroy(rank->compute); /* after a failure it may still be running on the memory freed below */
   muon_destroy(rank->muon);
   oadamw_destroy(rank->adamw);
   sco_plan_destroy(rank->sco);

@@ -136,6 +136,7 @@ size_t lev_rank_staging_bytes(void);
 /* Builds everything: communicators, plans, arenas, bound buffers; seals the memory. Collective over the world.
  * Errors: those of the parts; on failure nothing is left behind. */
 LEV_MUST_CHECK lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out);
+/* Waits for all work enqueued. After a failure abort the world first: collectives wait for their peers. NULL is fine. */
 void lev_rank_destroy(lev_rank *rank);
 
 /* Bytes of each class this rank used so far at most (persistent + highest work). */

@@ -57,6 +57,10 @@ static lev_loader *open_tokens(const lev_config *config, int64_t first, const in
   return loader;
 }
 
+void tokens_write(const lev_config *config, const char *prefix) {
+  write_tokens(prefix, config->model.vocab_size, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+}
+
 lev_loader *tokens_loader(const lev_config *config) {
   return open_tokens(config, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
 }

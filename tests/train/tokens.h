@@ -10,7 +10,10 @@ int32_t tokens_id(int64_t i, int64_t vocab);
 /* A loader over reproducible random tokens below model.vocab_size, in documents of many lengths, at
  * config->train.context. The caller closes it. */
 lev_loader *tokens_loader(const lev_config *config);
-/* The same over n documents of the lengths given, which begin at token `first`, and a last one of a single token. */
+/* Writes the same tokens to PREFIX.idx and PREFIX.bin. */
+void tokens_write(const lev_config *config, const char *prefix);
+/* The loader again, over n documents of the lengths given, which begin at token `first`, and a last one of a single
+ * token. */
 enum { TOKENS_DOCUMENTS = 16 };
 lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int64_t *length, int n);
 
