@@ -37,6 +37,45 @@ template <> __device__ __forceinline__ lev_bf16 lev_store<lev_bf16>(float x) {
 template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) lev_vec { T at[N]; };
 template <class T> constexpr int lev_per_16 = 16 / (int)sizeof(T);
 
+/* Reads and writes N scalars, whose address is a multiple of alignof(lev_vec<T, N>), in as few accesses as that takes.
+ */
+template <class T, int N> __device__ __forceinline__ lev_vec<T, N> lev_read(const T *at) {
+  constexpr int bytes = sizeof(T) * N;
+  lev_vec<T, N> out;
+  if constexpr (bytes % 16 == 0) {
+#pragma unroll
+    for (int v = 0; v < bytes; v += 16) {
+      uint4 raw = reinterpret_cast<const uint4 *>(at)[v / 16];
+      memcpy((unsigned char *)&out + v, &raw, 16);
+    }
+  } else if constexpr (bytes == 8) {
+    uint2 raw = *reinterpret_cast<const uint2 *>(at);
+    memcpy(&out, &raw, 8);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.at[i] = at[i];
+  }
+  return out;
+}
+template <class T, int N> __device__ __forceinline__ void lev_write(T *at, const lev_vec<T, N> &x) {
+  constexpr int bytes = sizeof(T) * N;
+  if constexpr (bytes % 16 == 0) {
+#pragma unroll
+    for (int v = 0; v < bytes; v += 16) {
+      uint4 raw;
+      memcpy(&raw, (const unsigned char *)&x + v, 16);
+      reinterpret_cast<uint4 *>(at)[v / 16] = raw;
+    }
+  } else if constexpr (bytes == 8) {
+    uint2 raw;
+    memcpy(&raw, &x, 8);
+    *reinterpret_cast<uint2 *>(at) = raw;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) at[i] = x.at[i];
+  }
+}
+
 /* Whether every pointer and byte count given is a multiple of `unit`. */
 static inline uintptr_t lev_as_number(const void *x) {
   return (uintptr_t)x;

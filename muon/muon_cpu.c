@@ -61,8 +61,8 @@ static void convert(const void *args) {
   LEV_PICK(k->param_dtype, convert)(k);
 }
 
-const lev_kernel muon_momentum_kernel = {"muon.momentum", momentum, NULL};
-const lev_kernel muon_normalize_kernel = {"muon.normalize", normalize, NULL};
-const lev_kernel muon_duplicate_kernel = {"muon.duplicate", duplicate, NULL};
-const lev_kernel muon_update_kernel = {"muon.update", update, NULL};
-const lev_kernel muon_convert_kernel = {"muon.convert", convert, NULL};
+const lev_kernel muon_momentum_kernel = {"muon.momentum", momentum, LEV_CUDA(muon_momentum_cuda)};
+const lev_kernel muon_normalize_kernel = {"muon.normalize", normalize, LEV_CUDA(muon_normalize_cuda)};
+const lev_kernel muon_duplicate_kernel = {"muon.duplicate", duplicate, LEV_CUDA(muon_duplicate_cuda)};
+const lev_kernel muon_update_kernel = {"muon.update", update, LEV_CUDA(muon_update_cuda)};
+const lev_kernel muon_convert_kernel = {"muon.convert", convert, LEV_CUDA(muon_convert_cuda)};

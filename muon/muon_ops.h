@@ -8,10 +8,15 @@
 #include "common/device.h"
 #include "common/dtype.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Partial sums of squares: one f64 per block of this many elements. */
 #define MUON_NORM_BLOCK 4096
 
-/* momentum = fma(mu, momentum, g); partial[b] = sum of u^2 over block b, in 16 interleaved f64 sums added in order. */
+/* momentum = fma(mu, momentum, g); partial[b] = sum of u^2 over block b, in f64 and in an order fixed per backend (cpu:
+ * 16 interleaved sums added in order). */
 typedef struct muon_momentum_args {
   const void *grad; /* [count] of grad_dtype */
   void *momentum;   /* [count] of A */
@@ -22,7 +27,7 @@ typedef struct muon_momentum_args {
   lev_dtype grad_dtype;
 } muon_momentum_args;
 
-/* x = u / (norm_factor ||u|| + eps), u as above from the new momentum; the partial sums are added in order. */
+/* x = u / (norm_factor ||u|| + eps), u as above from the new momentum; the partial sums are added in a fixed order. */
 typedef struct muon_normalize_args {
   const void *grad, *momentum;
   const double *partial;
@@ -63,5 +68,17 @@ extern const lev_kernel muon_normalize_kernel;
 extern const lev_kernel muon_duplicate_kernel;
 extern const lev_kernel muon_update_kernel;
 extern const lev_kernel muon_convert_kernel;
+
+#ifdef LEV_HAVE_CUDA
+lev_status muon_momentum_cuda(const void *args, void *stream);
+lev_status muon_normalize_cuda(const void *args, void *stream);
+lev_status muon_duplicate_cuda(const void *args, void *stream);
+lev_status muon_update_cuda(const void *args, void *stream);
+lev_status muon_convert_cuda(const void *args, void *stream);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -190,7 +190,10 @@ static lev_status create_tables(oadamw_plan *p, const oadamw_config *c) {
   p->piece = lev_calloc(LEV_HEAP_PLAN, (size_t)(p->n_segments + p->cut.buckets), sizeof *p->piece);
   if (!p->rates || !p->bucket || !p->piece) return LEV_ERR_NOMEM;
   make_pieces(p);
-  return LEV_OK;
+  bool host = c->schedule == OADAMW_BOUNDED && c->placement != OADAMW_GPU && p->n_pieces > 0;
+  if (!host || lev_device_backend(p->device) != LEV_BACKEND_CUDA) return LEV_OK;
+  p->host_slots = lev_calloc(LEV_HEAP_PLAN, (size_t)(2 * p->n_pieces), sizeof *p->host_slots);
+  return p->host_slots ? LEV_OK : LEV_ERR_NOMEM;
 }
 
 static lev_status create_pipe(oadamw_plan *p, oadamw_pipe *pipe, const char *in, const char *out) {
@@ -261,6 +264,7 @@ void oadamw_destroy(oadamw_plan *p) {
   lev_free(p->rates);
   lev_free(p->bucket);
   lev_free(p->piece);
+  lev_free(p->host_slots);
   lev_free(p);
 }
 

@@ -44,8 +44,9 @@ static void update(const void *args) {
   table[pair](u);
 }
 
-const lev_kernel oadamw_kernel_update = {.name = "oadamw.update", .cpu = update, .cuda = NULL};
-const lev_kernel oadamw_kernel_host_update = {.name = "oadamw.host_update", .cpu = update, .cuda = NULL};
+const lev_kernel oadamw_kernel_update = {.name = "oadamw.update", .cpu = update, .cuda = LEV_CUDA(oadamw_update_cuda)};
+const lev_kernel oadamw_kernel_host_update = {
+    .name = "oadamw.host_update", .cpu = update, .cuda = LEV_CUDA(oadamw_host_update_cuda)};
 
 /* ---- init, publish, norm: once per storage type ---- */
 
@@ -81,7 +82,10 @@ static void norm_tree(const void *args) {
   if (blocks > 0) n->out2[0] += n->scratch[0], n->out2[1] += n->scratch[1];
 }
 
-const lev_kernel oadamw_kernel_init = {.name = "oadamw.init", .cpu = init, .cuda = NULL};
-const lev_kernel oadamw_kernel_publish = {.name = "oadamw.publish", .cpu = publish, .cuda = NULL};
-const lev_kernel oadamw_kernel_norm_blocks = {.name = "oadamw.norm_blocks", .cpu = norm_blocks, .cuda = NULL};
-const lev_kernel oadamw_kernel_norm_tree = {.name = "oadamw.norm_tree", .cpu = norm_tree, .cuda = NULL};
+const lev_kernel oadamw_kernel_init = {.name = "oadamw.init", .cpu = init, .cuda = LEV_CUDA(oadamw_init_cuda)};
+const lev_kernel oadamw_kernel_publish = {
+    .name = "oadamw.publish", .cpu = publish, .cuda = LEV_CUDA(oadamw_publish_cuda)};
+const lev_kernel oadamw_kernel_norm_blocks = {
+    .name = "oadamw.norm_blocks", .cpu = norm_blocks, .cuda = LEV_CUDA(oadamw_norm_blocks_cuda)};
+const lev_kernel oadamw_kernel_norm_tree = {
+    .name = "oadamw.norm_tree", .cpu = norm_tree, .cuda = LEV_CUDA(oadamw_norm_tree_cuda)};

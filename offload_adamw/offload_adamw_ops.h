@@ -7,6 +7,10 @@
 #include "common/dtype.h"
 #include "offload_adamw/offload_adamw.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Constants of one step and one segment, in double; kernels round each to A once. */
 typedef struct oadamw_rates {
   double grad_scale;
@@ -18,6 +22,8 @@ typedef struct oadamw_rates {
   double rate;  /* lr / (1 - beta1^step) */
 } oadamw_rates;
 
+typedef struct oadamw_host_slot oadamw_host_slot;
+
 /* One piece: `count` consecutive elements of one segment. */
 typedef struct oadamw_update_args {
   const void *grads;                   /* [count] grad_dtype */
@@ -27,7 +33,14 @@ typedef struct oadamw_update_args {
   lev_dtype param_dtype, grad_dtype;
   oadamw_simd simd; /* host only; resolved, never AUTO */
   oadamw_rates rates;
+  oadamw_host_slot *slot; /* cuda, host_update: where the arguments wait for their turn */
 } oadamw_update_args;
+
+/* Arguments of an update that a GPU's stream will run on the host. */
+struct oadamw_host_slot {
+  oadamw_update_args args;
+  int busy; /* atomic; from the launch until the update has run */
+};
 
 extern const lev_kernel oadamw_kernel_update;      /* on the device */
 extern const lev_kernel oadamw_kernel_host_update; /* on host memory, on every backend */
@@ -53,6 +66,15 @@ typedef struct oadamw_norm_args {
 extern const lev_kernel oadamw_kernel_norm_blocks; /* grads -> scratch */
 extern const lev_kernel oadamw_kernel_norm_tree;   /* scratch -> out2 += */
 
+#ifdef LEV_HAVE_CUDA
+lev_status oadamw_update_cuda(const void *args, void *stream);
+lev_status oadamw_host_update_cuda(const void *args, void *stream);
+lev_status oadamw_init_cuda(const void *args, void *stream);
+lev_status oadamw_publish_cuda(const void *args, void *stream);
+lev_status oadamw_norm_blocks_cuda(const void *args, void *stream);
+lev_status oadamw_norm_tree_cuda(const void *args, void *stream);
+#endif
+
 /* ---- host update functions, one table per instruction set; index: oadamw_pair ---- */
 typedef enum oadamw_pair { /* param_dtype, grad_dtype */
                            OADAMW_F64_F64,
@@ -75,4 +97,7 @@ extern const oadamw_update_fn oadamw_avx512_table[OADAMW_PAIRS];
 /* Elements [begin, end) of the piece, one at a time: the scalar path, and head and tail of the vector paths. */
 void oadamw_scalar_range(oadamw_pair pair, const oadamw_update_args *args, int64_t begin, int64_t end);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

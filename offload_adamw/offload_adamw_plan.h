@@ -56,6 +56,8 @@ struct oadamw_plan {
   oadamw_bucket *bucket;
   oadamw_piece *piece;
   int64_t n_pieces;
+  oadamw_host_slot *host_slots; /* two steps' worth, where a GPU's streams run updates on the host; else NULL */
+  int64_t host_updates;         /* launched so far */
   lev_event *begin;
   oadamw_pipe gpu, cpu;
   lev_stream *worker[OADAMW_WORKERS_MAX];

@@ -106,6 +106,8 @@ static lev_status launch(oadamw_plan *p, const lev_kernel *kernel, lev_stream *s
                              .grad_dtype = p->config.grad_dtype,
                              .simd = p->simd,
                              .rates = p->rates[segment]};
+  if (p->host_slots && kernel == &oadamw_kernel_host_update)
+    args.slot = &p->host_slots[p->host_updates++ % (2 * p->n_pieces)];
   return LEV_LAUNCH(stream, kernel, args);
 }
 

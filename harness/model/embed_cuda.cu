@@ -35,33 +35,6 @@ template <class V> void take(const embed_take_args *a, size_t row_bytes, cudaStr
 
 /* ---- gradients in ---- */
 
-/* `width` elements from and to memory, 16 bytes at a time where there are that many. */
-template <class T, int width> __device__ __forceinline__ lev_vec<T, width> load(const T *at) {
-  lev_vec<T, width> out;
-  if constexpr (width % lev_per_16<T> == 0) {
-#pragma unroll
-    for (int v = 0; v < width; v += lev_per_16<T>) {
-      pack<T> part = load16(at + v);
-      for (int i = 0; i < lev_per_16<T>; ++i) out.at[v + i] = part.at[i];
-    }
-  } else {
-    for (int i = 0; i < width; ++i) out.at[i] = at[i];
-  }
-  return out;
-}
-template <class T, int width> __device__ __forceinline__ void store(T *at, const lev_vec<T, width> &x) {
-  if constexpr (width % lev_per_16<T> == 0) {
-#pragma unroll
-    for (int v = 0; v < width; v += lev_per_16<T>) {
-      pack<T> part;
-      for (int i = 0; i < lev_per_16<T>; ++i) part.at[i] = x.at[v + i];
-      store16(at + v, part);
-    }
-  } else {
-    for (int i = 0; i < width; ++i) at[i] = x.at[i];
-  }
-}
-
 /* Adds the listed tokens to this thread's columns [col, col + width). Tokens of one row in succession stay in
  * registers. */
 template <class T, int width>
@@ -76,20 +49,20 @@ __device__ __forceinline__ void add_listed(const embed_add_args &a, const int *l
     lev_vec<T, width> next[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
-      if (base + k < n) next[k] = load<T, width>(in + (chunk + listed[base + k]) * a.hidden);
+      if (base + k < n) next[k] = lev_read<T, width>(in + (chunk + listed[base + k]) * a.hidden);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
       if (base + k >= n) continue;
       int64_t row = rows[base + k];
       if (row != current) {
-        if (current >= 0) store<A, width>(dw + current * a.hidden, sum);
-        sum = load<A, width>(dw + row * a.hidden);
+        if (current >= 0) lev_write<A, width>(dw + current * a.hidden, sum);
+        sum = lev_read<A, width>(dw + row * a.hidden);
         current = row;
       }
       for (int i = 0; i < width; ++i) sum.at[i] += lev_load(next[k].at[i]);
     }
   }
-  if (current >= 0) store<A, width>(dw + current * a.hidden, sum);
+  if (current >= 0) lev_write<A, width>(dw + current * a.hidden, sum);
 }
 
 /* One chunk of kThreads tokens at a time: those of this block, in order, then their rows. */

@@ -18,15 +18,10 @@ template <int team> constexpr int threads_of = team > 32 ? team : 256;
 template <class T> using pack = lev_vec<T, lev_per_16<T>>;
 
 template <class T> __device__ __forceinline__ pack<T> load16(const T *at) {
-  uint4 raw = *reinterpret_cast<const uint4 *>(at);
-  pack<T> out;
-  memcpy(&out, &raw, sizeof raw);
-  return out;
+  return lev_read<T, lev_per_16<T>>(at);
 }
 template <class T> __device__ __forceinline__ void store16(T *at, const pack<T> &x) {
-  uint4 raw;
-  memcpy(&raw, &x, sizeof raw);
-  *reinterpret_cast<uint4 *>(at) = raw;
+  lev_write<T, lev_per_16<T>>(at, x);
 }
 
 /* Sums over the lanes of a team, the same on each of them. `memory`: shared, n values per warp of the block. */
