@@ -222,9 +222,12 @@ static void run_steps(rig *g, lev_rank *rank, lev_comm *world, lev_loader *loade
   }
   int64_t n = o->steps > 0 ? o->steps : 1;
   if (o->resume) checkpoint(o, rank, world, true, &done);
-  for (int64_t i = done; i < n; ++i)
+  for (int64_t i = done; i < n; ++i) {
     T_EXPECT_OK(lev_train_step(rank, loader, i + 1, o->first_sample + i * o->config->train.global_batch,
                                o->config->optimizer.lr, step));
+    if (lev_comm_rank(world) != 0 || i >= RIG_STEPS) continue;
+    g->result->max_vio[i] = step->max_vio, g->result->loss[i] = step->loss;
+  }
   if (o->folder && !o->resume) checkpoint(o, rank, world, false, &n);
 }
 
@@ -247,6 +250,7 @@ static void rank_main(int index, void *ctx) {
   lev_rank_options ro = {.config = o->config, .device = device, .world = world, .ledger = ledger, .slabs = &plan.slabs};
   T_REQUIRE_OK(lev_rank_create(&ro, &rank));
   lev_loader *loader = o->documents ? tokens_loader_of(o->config, o->first_token, o->documents, o->n_documents)
+                       : o->text    ? tokens_loader_text(o->config)
                                     : tokens_loader(o->config);
   if (o->poison) T_EXPECT_OK(lev_arena_poison(rank->arena[LEV_MEM_DEVICE], 0xFF));
   first_weights(o, rank);

@@ -15,7 +15,7 @@ void rig_config(lev_config *config);
  * NULL past the last one. */
 const char *rig_variant(lev_config *config, int variant);
 
-enum { RIG_RANKS = 16 };
+enum { RIG_RANKS = 16, RIG_STEPS = 128 };
 
 /* What a run left behind; zero-initialised by rig_run. */
 typedef struct rig_result {
@@ -23,8 +23,10 @@ typedef struct rig_result {
   double *weight[RIG_TENSORS];   /* after the step, where one was taken */
   int64_t elements[RIG_TENSORS];
   char name[RIG_TENSORS][96];
-  double *route_bias; /* [layers * experts] selection biases, where the model has them */
-  lev_step_result step;
+  double *route_bias;        /* [layers * experts] selection biases, where the model has them */
+  lev_step_result step;      /* of the last step */
+  double max_vio[RIG_STEPS]; /* of each step, the first ones of the run */
+  double loss[RIG_STEPS];
   double nll; /* of the evaluation */
   int64_t valid;
   bool plan_exact; /* planned = measured on every rank, tag by tag */
@@ -52,6 +54,7 @@ typedef struct rig_options {
       *documents; /* lengths of n_documents documents from token first_token on, the whole text; NULL = tokens_loader */
   int n_documents;
   int64_t first_token;
+  bool text;          /* tokens_loader_text */
   const char *folder; /* of a checkpoint: saved after the last step ... */
   bool resume;        /* ... or read before the first one, which is then the next */
 } rig_options;

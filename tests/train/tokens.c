@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/train/tokens.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,16 +19,27 @@ int32_t tokens_id(int64_t i, int64_t vocab) {
   return (int32_t)(lev_rng_u64((lev_rng_key){3, 0, 0}, (uint64_t)i) % (uint64_t)vocab);
 }
 
+typedef int32_t (*id_fn)(int64_t i, int64_t vocab);
+
+/* Token i of a text: half of the time a fixed successor of the token before, else drawn with weight 1 / (id + 1). */
+static int32_t text_id(int64_t i, int64_t vocab) {
+  const lev_rng_key key = {5, 0, 0};
+  double u = lev_rng_uniform(key, 2 * (uint64_t)i);
+  if (i % 16 != 0 && lev_rng_uniform(key, 2 * (uint64_t)i + 1) < 0.5)
+    return (int32_t)((7 * text_id(i - 1, vocab) + 3) % vocab);
+  return (int32_t)fmin((double)(vocab - 1), exp(u * log((double)vocab + 1)) - 1);
+}
+
 /* Writes PREFIX.idx and PREFIX.bin: ids first, first + 1, ... in documents of the lengths given, repeated until there
  * are `tokens`. */
-static void write_tokens(const char *prefix, int64_t vocab, int64_t first, const int64_t *length, int n_lengths,
-                         int64_t tokens) {
+static void write_tokens(const char *prefix, id_fn id_of, int64_t vocab, int64_t first, const int64_t *length,
+                         int n_lengths, int64_t tokens) {
   lev_megatron_writer *w;
   T_REQUIRE_OK(lev_megatron_create(prefix, vocab, &w));
   int64_t i = 0;
   for (int d = 0; i < tokens; d = (d + 1) % n_lengths) {
     for (int64_t end = i + length[d]; i < end && i < tokens; ++i) {
-      int32_t id = tokens_id(first + i, vocab);
+      int32_t id = id_of(first + i, vocab);
       T_EXPECT_OK(lev_megatron_append(w, &id, 1));
     }
     T_EXPECT_OK(lev_megatron_end_document(w));
@@ -36,13 +48,13 @@ static void write_tokens(const char *prefix, int64_t vocab, int64_t first, const
   lev_megatron_writer_close(w);
 }
 
-static lev_loader *open_tokens(const lev_config *config, int64_t first, const int64_t *length, int n_lengths,
-                               int64_t tokens) {
+static lev_loader *open_tokens(const lev_config *config, id_fn id_of, int64_t first, const int64_t *length,
+                               int n_lengths, int64_t tokens) {
   char folder[] = "/tmp/levee-tokens-XXXXXX", prefix[64], path[80];
   lev_loader *loader = NULL;
   if (!T_EXPECT(mkdtemp(folder) != NULL)) return NULL;
   snprintf(prefix, sizeof prefix, "%s/t", folder);
-  write_tokens(prefix, config->model.vocab_size, first, length, n_lengths, tokens);
+  write_tokens(prefix, id_of, config->model.vocab_size, first, length, n_lengths, tokens);
   lev_loader_options o = {.prefix = prefix,
                           .context = config->train.context,
                           .vocab = config->model.vocab_size,
@@ -58,11 +70,15 @@ static lev_loader *open_tokens(const lev_config *config, int64_t first, const in
 }
 
 void tokens_write(const lev_config *config, const char *prefix) {
-  write_tokens(prefix, config->model.vocab_size, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+  write_tokens(prefix, tokens_id, config->model.vocab_size, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
 }
 
 lev_loader *tokens_loader(const lev_config *config) {
-  return open_tokens(config, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+  return open_tokens(config, tokens_id, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+}
+
+lev_loader *tokens_loader_text(const lev_config *config) {
+  return open_tokens(config, text_id, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
 }
 
 lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int64_t *length, int n) {
@@ -70,5 +86,5 @@ lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int6
   if (!T_EXPECT(n <= TOKENS_DOCUMENTS)) return NULL;
   for (int d = 0; d < n; ++d) tokens += with_next[d] = length[d];
   with_next[n] = 1;
-  return open_tokens(config, first, with_next, n + 1, tokens);
+  return open_tokens(config, tokens_id, first, with_next, n + 1, tokens);
 }
