@@ -150,7 +150,7 @@
 
 #define LEV_OPTIONS_run(O)                                                                                             \
   O(run, folder, TEXT, "", 0, 0, "receives metrics.jsonl, memory.json, traces; empty = runs/<name of the file>")      \
-  O(run, device, DEVICE, 0, 0, 0, "auto: cuda if there is one, else cpu")                                              \
+  O(run, device, DEVICE, 0, 0, 0, "auto: the cpu in this version; cuda: ranks share the GPUs in turn")                                              \
   O(run, log_freq, INT, 1, 1, 1000000, "steps between console lines")                                                  \
   O(run, trace_steps, INT, 2, 0, 1000, "first steps whose events are recorded; 0 = none")                              \
   O(run, compute_immediate, BOOL, 0, 0, 0, "cpu: run operations inline, without stream workers (debugging)")

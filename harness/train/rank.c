@@ -323,7 +323,7 @@ static lev_status persist_own(lev_rank *rank) {
   LEV_TRY(lev_arena_persist(rank->arena[LEV_MEM_DEVICE], "step.norm",
                             oadamw_norm_scratch_bytes(rank->params->shard_elements), &p));
   rank->norm_scratch = p;
-  lev_backend backend = lev_device_backend(rank->device);
+  lev_backend backend = is_dry(rank) ? lev_run_backend(rank->config) : lev_device_backend(rank->device);
   size_t workspace = lev_max_size(lev_gemm_workspace_bytes(backend, m->dtype), lev_ops_scratch_bytes(backend));
   LEV_TRY(lev_arena_persist(rank->arena[LEV_MEM_DEVICE], "library", workspace, &p));
   lev_stream_set_workspace(rank->compute, p, workspace);

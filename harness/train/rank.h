@@ -26,6 +26,11 @@
 /* Most ranks of a world. */
 #define LEV_RANKS_MAX 4096
 
+/* Where the run will take place, which is also what a dry run plans for. auto is the cpu in this version. */
+static inline lev_backend lev_run_backend(const lev_config *config) {
+  return config->run.device == LEV_DEVICE_CUDA ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
+}
+
 /* Bytes of the three slabs of a rank, as a dry run found them. */
 typedef struct lev_slabs {
   size_t bytes[LEV_MEM_CLASSES];

@@ -88,8 +88,11 @@ static lev_status open_loaders(rank_run *rr) {
 static lev_status open_rank(rank_run *rr) {
   run *r = rr->shared;
   const lev_config *c = r->config;
-  lev_device_config dc = {
-      .backend = LEV_BACKEND_CPU, .immediate = c->run.compute_immediate, .jitter_seed = (uint64_t)c->debug.jitter_seed};
+  int gpus = lev_device_count(LEV_BACKEND_CUDA); /* local ranks share them in turn */
+  lev_device_config dc = {.backend = lev_run_backend(c),
+                          .index = gpus > 0 ? rr->index % gpus : 0,
+                          .immediate = c->run.compute_immediate,
+                          .jitter_seed = (uint64_t)c->debug.jitter_seed};
   int bound;
   LEV_TRY(lev_topo_bind_thread(r->topo, lev_topo_rank_node(r->topo, rr->index, r->ranks), &bound));
   if (c->run.trace_steps > 0) LEV_TRY(lev_trace_create(TRACE_EVENTS_PER_STEP * (c->run.trace_steps + 1), &rr->trace));
