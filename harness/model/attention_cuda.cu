@@ -192,6 +192,7 @@ __device__ void soften(const attn_step &s, const tiles<A, R> &m, const attn_span
       sum += p;
     }
     sum = lev_warp_sum(sum);
+    __syncwarp(); /* all lanes have read the old maximum */
     if (lane_of() > 0) continue;
     A shrink = most > old ? exponential(old - most) : A(1);
     m.vector[0][r] = most, m.vector[2][r] = shrink;
