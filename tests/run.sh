@@ -6,6 +6,7 @@
 # listed in tests/expected_skips.txt. The sum stands alone on the last line; the exit status is 0 only without failures.
 #
 #   T_TIMEOUT=seconds       deadline of one program (900)
+#   T_BACKEND=cuda          tests that run on any backend run on the GPU; none passed there and none skipped is a failure
 #   T_VERBOSE=1             shows the output of programs that pass, too
 #   T_EXPECTED_SKIPS=file   another list: one test name per line, '#' starts a comment
 set -u
@@ -16,7 +17,7 @@ log=$(mktemp) || exit 2
 trap 'rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
 
-total_passed=0 total_failed=0 total_skipped=0
+total_passed=0 total_failed=0 total_skipped=0 total_cuda=0
 
 # Names of the tests that skipped: the "- name" line before each "  skipped:" line.
 skipped_names() {
@@ -51,6 +52,7 @@ run_one() {
     set -- $closing
     passed=$1 failed=$3 skipped=$5
   fi
+  cuda=$(sed -n 's/^\([0-9][0-9]*\) passed on cuda$/\1/p' "$log" | tail -n 1)
   if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
     failed=$((failed + 1)) why="no end after $limit s"
   elif [ "$status" -gt 128 ]; then
@@ -87,11 +89,16 @@ for program in "$@"; do
   total_passed=$((total_passed + passed))
   total_failed=$((total_failed + failed))
   total_skipped=$((total_skipped + skipped))
+  total_cuda=$((total_cuda + ${cuda:-0}))
 done
 
 if [ $((total_passed + total_failed + total_skipped)) -eq 0 ]; then
   echo "no test executed"
   total_failed=1
+fi
+if [ "${T_BACKEND:-}" = cuda ]; then
+  echo "$total_cuda passed on cuda"
+  if [ "$total_cuda" -eq 0 ] && [ "$total_skipped" -eq 0 ]; then total_failed=$((total_failed + 1)); fi
 fi
 echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
 [ "$total_failed" -eq 0 ]

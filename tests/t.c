@@ -20,7 +20,7 @@ static t_entry entries[T_MAX];
 static int n_entries;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int failures; /* of the running test */
-static bool skipped;
+static bool skipped, on_cuda;
 static uint64_t seed = 20260901;
 
 void t_register(const char *name, const char *file, t_fn fn) {
@@ -62,6 +62,12 @@ void t_skip(const char *format, ...) {
   putchar('\n');
   pthread_mutex_unlock(&lock);
   va_end(args);
+}
+
+void t_on_cuda(void) {
+  pthread_mutex_lock(&lock);
+  on_cuda = true;
+  pthread_mutex_unlock(&lock);
 }
 
 bool t_failed(void) {
@@ -116,7 +122,7 @@ static double now(void) {
 }
 
 int main(int argc, char **argv) {
-  int passed = 0, failed = 0, n_skipped = 0;
+  int passed = 0, failed = 0, n_skipped = 0, n_cuda = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 1; i < argc; ++i) {
     if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(argv[i] + 7, NULL, 10);
@@ -127,7 +133,7 @@ int main(int argc, char **argv) {
   }
   for (int e = 0; e < n_entries; ++e) {
     if (!wanted(entries[e].name, argc, argv)) continue;
-    failures = 0, skipped = false;
+    failures = 0, skipped = on_cuda = false;
     printf("- %s\n", entries[e].name);
     double start = now();
     entries[e].fn();
@@ -140,8 +146,10 @@ int main(int argc, char **argv) {
     } else {
       if (seconds > 1) printf("  %.1f s\n", seconds);
       ++passed;
+      n_cuda += on_cuda;
     }
   }
+  if (n_cuda > 0) printf("%d passed on cuda\n", n_cuda);
   printf("%d passed, %d failed, %d skipped\n", passed, failed, n_skipped);
   return failed > 0 || passed + n_skipped == 0 ? 1 : 0;
 }

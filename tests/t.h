@@ -30,6 +30,8 @@ void t_register(const char *name, const char *file, t_fn fn);
 bool t_check(bool ok, const char *file, int line, const char *format, ...) LEV_PRINTF(4, 5);
 /* Marks the running test as skipped, with the reason; the test should return at once. */
 void t_skip(const char *format, ...) LEV_PRINTF(1, 2);
+/* Marks the running test as one of those on a GPU, which the closing lines count (tests/backend.h calls it). */
+void t_on_cuda(void);
 /* True once the running test has failed (to stop long loops). */
 bool t_failed(void);
 /* Seed of this run (printed on failure, settable). */

@@ -7,6 +7,7 @@
 #include "common/comm.h"
 #include "common/dims.h"
 #include "common/rng.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -52,6 +53,7 @@ static void rank_main(int rank, void *p) {
 static void run_world(int size, double timeout, lev_device_config config,
                       void (*body)(lev_comm *, lev_stream *, void *), void *ctx) {
   rig g = {.size = size, .config = config, .body = body, .ctx = ctx};
+  g.config.backend = t_backend();
   T_REQUIRE_OK(lev_comm_hub_create(size, timeout, &g.hub));
   t_ranks(size, rank_main, &g);
   lev_comm_hub_destroy(g.hub);
@@ -59,15 +61,14 @@ static void run_world(int size, double timeout, lev_device_config config,
 
 static void run_all_sizes(void (*body)(lev_comm *, lev_stream *, void *)) {
   for (int size = 1; size <= MAX_RANKS && !t_failed(); ++size)
-    for (int mode = 0; mode < 3; ++mode)
+    for (int mode = 0; mode < (t_backend() == LEV_BACKEND_CPU ? 3 : 1); ++mode)
       run_world(size, 60, (lev_device_config){.immediate = mode == 1, .jitter_seed = mode == 2 ? (uint64_t)size : 0},
                 body, NULL);
 }
 
 /* Every rank's own memory, poisoned. */
 static void *new_buffer(size_t bytes) {
-  void *p = malloc(bytes ? bytes : 1);
-  if (!p) abort();
+  void *p = t_alloc(bytes);
   num_poison(p, bytes);
   return p;
 }
@@ -111,7 +112,7 @@ static void body_all_gather(lev_comm *comm, lev_stream *stream, void *ctx) {
         for (int r = 0; r < n; ++r)
           for (int64_t i = 0; i < count_of(which, r); ++i)
             expect_value(type, recv, at++, (double)(r * 16 + i % 16), "all_gather");
-        free(recv), free(send);
+        t_free(recv), t_free(send);
       }
 }
 T_TEST(runtime_comm_all_gather) {
@@ -145,7 +146,7 @@ static void body_reduce_scatter(lev_comm *comm, lev_stream *stream, void *ctx) {
           if (accumulate) sum = lev_dtype_arith(rt) == arith ? as(arith, 0.75 + sum) : 0.75 + sum;
           expect_value(rt, recv, i, as(rt, sum), "reduce_scatter");
         }
-        free(send), free(recv);
+        t_free(send), t_free(recv);
       }
 }
 T_TEST(runtime_comm_reduce_scatter) {
@@ -173,16 +174,19 @@ static void body_all_reduce(lev_comm *comm, lev_stream *stream, void *ctx) {
           }
           expect_value(type, buffer, i, as(type, sum), op == LEV_MAX ? "max" : "sum");
         }
-        free(buffer);
+        t_free(buffer);
       }
   /* NaN on one rank reaches all; large i64 values stay exact. */
-  float x[3] = {(float)rank, rank == n - 1 ? NAN : 1, rank == 0 ? NAN : 1};
-  int64_t big = (int64_t)1 << 60 | rank;
+  float *x = new_buffer(3 * sizeof *x);
+  int64_t *big = new_buffer(sizeof *big);
+  x[0] = (float)rank, x[1] = rank == n - 1 ? NAN : 1, x[2] = rank == 0 ? NAN : 1;
+  *big = (int64_t)1 << 60 | rank;
   T_EXPECT_OK(lev_comm_all_reduce(comm, stream, x, 3, LEV_F32, LEV_MAX));
-  T_EXPECT_OK(lev_comm_all_reduce(comm, stream, &big, 1, LEV_I64, LEV_MAX));
+  T_EXPECT_OK(lev_comm_all_reduce(comm, stream, big, 1, LEV_I64, LEV_MAX));
   T_EXPECT_OK(lev_stream_sync(stream));
   T_EXPECT(x[0] == (float)(n - 1) && isnan(x[1]) && isnan(x[2]));
-  T_EXPECT_EQ_I64(big, ((int64_t)1 << 60 | (n - 1)));
+  T_EXPECT_EQ_I64(*big, ((int64_t)1 << 60 | (n - 1)));
+  t_free(x), t_free(big);
 }
 T_TEST(runtime_comm_all_reduce) {
   run_all_sizes(body_all_reduce);
@@ -223,7 +227,7 @@ static void body_all_to_all(lev_comm *comm, lev_stream *stream, void *ctx) {
           for (size_t b = 0; b < row_bytes[p]; ++b)
             T_EXPECT_EQ_I64(recv[p][(size_t)row * row_bytes[p] + b],
                             (unsigned char)(s * 50 + rank * 20 + i + (int64_t)b + p));
-      free(send[p]), free(recv[p]);
+      t_free(send[p]), t_free(recv[p]);
     }
   }
 }
@@ -242,17 +246,18 @@ static void body_ring(lev_comm *comm, lev_stream *stream, void *ctx) {
     T_EXPECT_OK(lev_comm_ring_shift(comm, stream, send, send_bytes, recv, recv_bytes));
     T_EXPECT_OK(lev_stream_sync(stream));
     for (size_t i = 0; i < recv_bytes; ++i) T_EXPECT_EQ_I64(recv[i], before + hop);
-    free(send), free(recv);
+    t_free(send), t_free(recv);
   }
-  int64_t x[100];
+  int64_t *x = new_buffer(100 * sizeof *x);
   for (int root = 0; root < n; ++root) {
     for (int i = 0; i < 100; ++i) x[i] = rank == root ? root * 1000 + i : -1;
-    T_EXPECT_OK(lev_comm_broadcast(comm, stream, x, sizeof x, root));
+    T_EXPECT_OK(lev_comm_broadcast(comm, stream, x, 100 * sizeof *x, root));
     T_EXPECT_OK(lev_comm_broadcast(comm, stream, NULL, 0, root));
     T_EXPECT_OK(lev_comm_barrier(comm, stream));
     T_EXPECT_OK(lev_stream_sync(stream));
     for (int i = 0; i < 100; ++i) T_EXPECT_EQ_I64(x[i], root * 1000 + i);
   }
+  t_free(x);
 }
 T_TEST(runtime_comm_ring_and_broadcast) {
   run_all_sizes(body_ring);
@@ -290,7 +295,7 @@ static void body_exchange(lev_comm *comm, lev_stream *stream, void *ctx) {
           T_EXPECT_EQ_I64(theirs[(peer * 3 + i) * room + j], there ? peer * 1000 + rank * 100 + i * 10 + j : -1);
         }
   }
-  free(mine), free(theirs);
+  t_free(mine), t_free(theirs);
 }
 T_TEST(runtime_comm_exchange) {
   run_all_sizes(body_exchange);
@@ -301,14 +306,14 @@ static void body_many(lev_comm *comm, lev_stream *stream, void *ctx) {
   (void)ctx;
   enum { N = 2000, MOVES = 300 };
   int n = lev_comm_size(comm), rank = lev_comm_rank(comm);
-  static int64_t slots[MAX_RANKS][MOVES][2];
+  int64_t(*slots)[2] = new_buffer(MOVES * sizeof *slots);
   lev_comm_move moves[MOVES];
   int64_t total = 0;
   for (int i = 0; i < N; ++i) {
     if (i % 20 == 7 && n == 2) {
       for (int m = 0; m < MOVES; ++m) {
         bool is_send = (m + rank) % 2 == 0;
-        moves[m] = (lev_comm_move){1 - rank, is_send, &slots[rank][m][!is_send], 8};
+        moves[m] = (lev_comm_move){1 - rank, is_send, &slots[m][!is_send], 8};
       }
       T_EXPECT_OK(lev_comm_exchange(comm, stream, moves, i % 40 == 7 ? MOVES : MOVES / 2));
     } else {
@@ -318,6 +323,7 @@ static void body_many(lev_comm *comm, lev_stream *stream, void *ctx) {
   }
   T_EXPECT_OK(lev_stream_sync(stream));
   T_EXPECT_EQ_I64(lev_comm_calls(comm), total);
+  t_free(slots);
 }
 T_TEST(runtime_comm_many_calls_in_flight) {
   run_world(2, 60, (lev_device_config){0}, body_many, NULL);
@@ -352,13 +358,14 @@ static void body_groups(lev_comm *world, lev_stream *stream, void *ctx) {
     lev_comm_destroy(row);
     row = again;
   }
+  int64_t *x = new_buffer(3 * sizeof *x);
   for (int repeat = 0; repeat < 20; ++repeat) { /* two communicators at once, on two streams */
-    int64_t a = rank + 1, b = a, c = a;
+    x[0] = x[1] = x[2] = rank + 1;
     if (row) {
-      T_EXPECT_OK(lev_comm_all_reduce(row, stream, &a, 1, LEV_I64, LEV_SUM));
-      T_EXPECT_OK(lev_comm_all_reduce(column, other, &b, 1, LEV_I64, LEV_SUM));
+      T_EXPECT_OK(lev_comm_all_reduce(row, stream, &x[0], 1, LEV_I64, LEV_SUM));
+      T_EXPECT_OK(lev_comm_all_reduce(column, other, &x[1], 1, LEV_I64, LEV_SUM));
     }
-    T_EXPECT_OK(lev_comm_all_reduce(split, other, &c, 1, LEV_I64, LEV_SUM));
+    T_EXPECT_OK(lev_comm_all_reduce(split, other, &x[2], 1, LEV_I64, LEV_SUM));
     T_EXPECT_OK(lev_stream_sync(stream));
     T_EXPECT_OK(lev_stream_sync(other));
     int64_t in_row = 0, in_column = 0, in_split = 0;
@@ -368,11 +375,12 @@ static void body_groups(lev_comm *world, lev_stream *stream, void *ctx) {
       if (r % width == rank % width) in_split += r + 1;
     }
     if (row) {
-      T_EXPECT_EQ_I64(a, in_row);
-      T_EXPECT_EQ_I64(b, in_column);
+      T_EXPECT_EQ_I64(x[0], in_row);
+      T_EXPECT_EQ_I64(x[1], in_column);
     }
-    T_EXPECT_EQ_I64(c, in_split);
+    T_EXPECT_EQ_I64(x[2], in_split);
   }
+  t_free(x);
   int64_t seen[MAX_RANKS], mine = rank;
   T_EXPECT_OK(lev_comm_host_all_gather(split, &mine, seen, sizeof mine));
   for (int r = 1; r < lev_comm_size(split); ++r) T_EXPECT(seen[r] < seen[r - 1]);
@@ -396,10 +404,12 @@ static void body_nested(lev_comm *world, lev_stream *stream, void *ctx) {
   T_REQUIRE_OK(lev_comm_subset(world, rank % 2, 2, 4, &odd)); /* world ranks p, p + 2, p + 4, p + 6 */
   T_REQUIRE_OK(lev_comm_subset(odd, lev_comm_rank(odd) % 2, 2, 2, &pair));
   T_EXPECT_EQ_I64(lev_comm_rank(pair), rank / 4);
-  int64_t x = 1 << rank;
-  T_EXPECT_OK(lev_comm_all_reduce(pair, stream, &x, 1, LEV_I64, LEV_SUM));
+  int64_t *x = new_buffer(sizeof *x);
+  *x = 1 << rank;
+  T_EXPECT_OK(lev_comm_all_reduce(pair, stream, x, 1, LEV_I64, LEV_SUM));
   T_EXPECT_OK(lev_stream_sync(stream));
-  T_EXPECT_EQ_I64(x, 1 << rank | 1 << (rank ^ 4));
+  T_EXPECT_EQ_I64(*x, 1 << rank | 1 << (rank ^ 4));
+  t_free(x);
   T_EXPECT_STATUS(lev_comm_subset(pair, 0, 1, 3, &part), LEV_ERR_ARG);
   /* 0 1 3 7 are not evenly spaced, and neither are 6 5 4 2 in this order. */
   bool low = rank == 0 || rank == 1 || rank == 3 || rank == 7;
@@ -517,13 +527,13 @@ static void traced_rank(lev_comm_hub *hub, int rank, traced *out) {
   void *memory;
   T_REQUIRE_OK(lev_trace_create(100, &out->trace));
   T_REQUIRE_OK(lev_device_open(
-      &(lev_device_config){.backend = hub ? LEV_BACKEND_CPU : LEV_BACKEND_DRY, .trace = out->trace}, &device));
+      &(lev_device_config){.backend = hub ? t_backend() : LEV_BACKEND_DRY, .trace = out->trace}, &device));
   if (hub)
     T_REQUIRE_OK(lev_comm_local_join(hub, rank, device, &comm));
   else
     T_REQUIRE_OK(lev_comm_dry_create(4, rank, device, &comm));
   T_REQUIRE_OK(lev_stream_create(device, "s", &stream));
-  T_REQUIRE_OK(lev_device_alloc(device, LEV_MEM_DEVICE, 200000, &memory));
+  T_REQUIRE_OK(lev_device_alloc(device, t_mem(LEV_MEM_DEVICE), 200000, &memory));
   if (hub) memset(memory, 0, 200000);
   program(comm, stream, memory);
   out->bytes = lev_comm_bytes_sent(comm), out->calls = lev_comm_calls(comm);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "common/comm.h"
+#include "tests/backend.h"
 #include "tests/t.h"
 
 #define RANKS 4
@@ -35,7 +36,7 @@ static void rank_main(int rank, void *p) {
   lev_device *device;
   lev_comm *comm;
   lev_stream *stream;
-  lev_device_config config = {.immediate = w->immediate, .fault = &w->faults[rank]};
+  lev_device_config config = {.backend = t_backend(), .immediate = w->immediate, .fault = &w->faults[rank]};
   T_REQUIRE_OK(lev_device_open(&config, &device));
   T_REQUIRE_OK(lev_comm_local_join(w->hub, rank, device, &comm));
   T_REQUIRE_OK(lev_stream_create(device, "comm", &stream));
@@ -55,7 +56,8 @@ static void run_world(world *w, double timeout) {
 
 #define MISMATCHES 12
 static void body_mismatch(world *w, int rank, lev_comm *comm, lev_stream *stream) {
-  double x[64] = {0}, y[64] = {0};
+  double *x = t_alloc(128 * sizeof *x), *y = x + 64;
+  memset(x, 0, 128 * sizeof *x);
   bool odd = rank == 2;
   int64_t counts[RANKS] = {1, 2, 3, odd ? 5 : 4}, rows[RANKS] = {1, 1, 1, 1}, other[RANKS] = {1, odd ? 2 : 1, 1, 1};
   lev_comm_part part = {x, y, odd ? 16 : 8}, plain = {x, y, 8};
@@ -108,6 +110,7 @@ static void body_mismatch(world *w, int rank, lev_comm *comm, lev_stream *stream
   T_EXPECT_OK(lev_comm_barrier(comm, stream));
   T_EXPECT_STATUS(lev_stream_sync(stream), LEV_ERR_COMM);
   T_EXPECT_STATUS(lev_comm_agree(comm, LEV_OK), LEV_ERR_ABORTED);
+  t_free(x);
 }
 
 T_TEST(runtime_comm_mismatch) {
@@ -123,7 +126,8 @@ T_TEST(runtime_comm_mismatch) {
 
 /* A rank whose call failed locally is one call ahead of the others: the next one shows it. */
 static void body_injected(world *w, int rank, lev_comm *comm, lev_stream *stream) {
-  double x[8] = {0};
+  double *x = t_alloc(8 * sizeof *x);
+  memset(x, 0, 8 * sizeof *x);
   for (int i = 1; i <= 3; ++i) {
     lev_status st = lev_comm_all_reduce(comm, stream, x, 1, LEV_F64, LEV_SUM);
     bool hit = rank == 1 && i == 2;
@@ -131,6 +135,8 @@ static void body_injected(world *w, int rank, lev_comm *comm, lev_stream *stream
     if (hit && w->variant == 0) {
       lev_comm_abort(comm);
       lev_comm_abort(comm);
+      (void)!lev_stream_sync(stream);
+      t_free(x);
       return;
     }
   }
@@ -140,6 +146,7 @@ static void body_injected(world *w, int rank, lev_comm *comm, lev_stream *stream
   else
     T_EXPECT_STATUS(st, LEV_ERR_COMM);
   T_EXPECT_MSG(strstr(lev_detail(), "rank 1") != NULL, "\"%s\" does not name rank 1", lev_detail());
+  t_free(x);
 }
 
 T_TEST(runtime_comm_failed_call) {
@@ -164,14 +171,15 @@ static void body_abort(world *w, int rank, lev_comm *comm, lev_stream *stream) {
   }
   lev_status st = LEV_OK, want = LEV_ERR_ABORTED;
   lev_comm *made = NULL;
-  double x = 1;
+  double *x = t_alloc(sizeof *x);
+  *x = 1;
   /* Waiters of every kind: of the whole world, of a group with the failing rank, of a group whose other member waits
    * elsewhere. */
   if (rank == 0 && w->variant == 0) st = lev_comm_agree(comm, LEV_OK);
   if (rank == 0 && w->variant == 1) st = lev_comm_split(comm, 0, 0, &made);
   if (rank == 0 && w->variant == 2) st = lev_comm_subset(comm, 0, 1, 2, &made);
   if (rank == 1) {
-    T_EXPECT_OK(lev_comm_all_reduce(half, stream, &x, 1, LEV_F64, LEV_SUM));
+    T_EXPECT_OK(lev_comm_all_reduce(half, stream, x, 1, LEV_F64, LEV_SUM));
     st = lev_stream_sync(stream);
   }
   if (rank == 2) {
@@ -182,6 +190,7 @@ static void body_abort(world *w, int rank, lev_comm *comm, lev_stream *stream) {
   T_EXPECT_MSG(strstr(lev_detail(), "rank 3") != NULL, "\"%s\" does not name rank 3", lev_detail());
   T_EXPECT(made == NULL);
   T_EXPECT(now() - start < 20);
+  t_free(x);
   lev_comm_destroy(half);
 }
 
@@ -203,15 +212,17 @@ static void body_spread(world *w, int rank, lev_comm *comm, lev_stream *stream) 
   T_REQUIRE_OK(lev_stream_create(device, "later", &later));
   T_REQUIRE_OK(lev_event_create(device, &event));
   T_REQUIRE_OK(lev_comm_subset(comm, 0, 1, RANKS, &again));
-  double x = 1, y = 7;
-  T_EXPECT_OK(lev_comm_broadcast(comm, stream, &x, 8, rank == 1));
+  double *x = t_alloc(2 * sizeof *x), *y = x + 1;
+  *x = 1, *y = 7;
+  T_EXPECT_OK(lev_comm_broadcast(comm, stream, x, 8, rank == 1));
   T_EXPECT_OK(lev_event_record(event, stream));
   T_EXPECT_OK(lev_stream_wait(later, event));
-  T_EXPECT_OK(lev_copy(later, &y, &x, 8, "skipped"));
+  T_EXPECT_OK(lev_copy(later, y, x, 8, "skipped"));
   T_EXPECT_OK(lev_comm_barrier(again, later));
   T_EXPECT_STATUS(lev_event_sync(event), LEV_ERR_COMM);
   T_EXPECT_STATUS(lev_stream_sync(later), LEV_ERR_COMM);
-  T_EXPECT(y == 7);
+  T_EXPECT(*y == 7);
+  t_free(x);
   lev_comm_destroy(again);
 }
 
@@ -266,7 +277,7 @@ static void half_join(int rank, void *p) {
   lev_comm_hub *hub = p;
   lev_device *device;
   lev_comm *comm;
-  T_REQUIRE_OK(lev_device_open(&(lev_device_config){.backend = LEV_BACKEND_CPU}, &device));
+  T_REQUIRE_OK(lev_device_open(&(lev_device_config){.backend = t_backend()}, &device));
   if (rank == 2) {
     sleep_ms(30);
     lev_comm_hub_abort(hub);
@@ -291,7 +302,8 @@ T_TEST(runtime_comm_joining) {
 
 /* Aborts at random moments of a busy exchange: every rank must come back, whatever it was doing. */
 static void body_storm(world *w, int rank, lev_comm *comm, lev_stream *stream) {
-  static double buffers[RANKS][2][512];
+  double(*buffers)[512] = t_alloc(2 * sizeof *buffers);
+  memset(buffers, 0, 2 * sizeof *buffers);
   int64_t counts[RANKS] = {128, 128, 128, 128};
   int stop = w->variant * 7 % 40;
   for (int i = 0; i < 60; ++i) {
@@ -299,12 +311,13 @@ static void body_storm(world *w, int rank, lev_comm *comm, lev_stream *stream) {
       lev_comm_abort(comm);
       break;
     }
-    T_EXPECT_OK(lev_comm_all_gather(comm, stream, buffers[rank][0], buffers[rank][1], counts, LEV_F64));
+    T_EXPECT_OK(lev_comm_all_gather(comm, stream, buffers[0], buffers[1], counts, LEV_F64));
     if (i % 5 == 4 && lev_comm_agree(comm, LEV_OK) != LEV_OK) break;
   }
   lev_status st = lev_stream_sync(stream);
   T_EXPECT_MSG(st == LEV_ERR_ABORTED || (rank == w->variant % RANKS && st == LEV_OK), "\"%s\"", lev_status_text(st));
-  memset(buffers[rank], 0, sizeof buffers[rank]); /* ours again: no peer may still read it */
+  memset(buffers, 0, 2 * sizeof *buffers); /* ours again: no peer may still read it */
+  t_free(buffers);
 }
 
 T_TEST(runtime_comm_abort_storm) {

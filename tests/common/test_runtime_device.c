@@ -11,6 +11,8 @@
 #include "common/device.h"
 #include "common/dims.h"
 #include "common/hostmem.h"
+#include "tests/backend.h"
+#include "tests/common/test_kernels.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -32,41 +34,26 @@ static lev_device *open_device(lev_device_config config) {
 
 /* ---- small kernels ---- */
 
-typedef struct step_args {
-  int64_t *log, *at;
-  int64_t value;
-  long ms;
-} step_args;
-
-/* log[(*at)++] = value, after a pause. */
 static void step_cpu(const void *p) {
   const step_args *a = p;
   if (a->ms) sleep_ms(a->ms);
   a->log[(*a->at)++] = a->value;
 }
-static const lev_kernel step = {.name = "test.step", .cpu = step_cpu};
+static const lev_kernel step = {.name = "test.step", .cpu = step_cpu, .cuda = LEV_CUDA(test_step_cuda)};
 
-typedef struct move_args {
-  const int64_t *from;
-  int64_t *to;
-  int64_t add;
-  long ms;
-} move_args;
-
-/* *to = *from + add, after a pause. */
 static void move_cpu(const void *p) {
   const move_args *a = p;
   if (a->ms) sleep_ms(a->ms);
   *a->to = *a->from + a->add;
 }
-static const lev_kernel move = {.name = "test.move", .cpu = move_cpu};
+static const lev_kernel move = {.name = "test.move", .cpu = move_cpu, .cuda = LEV_CUDA(test_move_cuda)};
 
 static void gate_cpu(const void *p) {
   atomic_int *gate;
   memcpy(&gate, p, sizeof gate);
   while (!atomic_load(gate)) sleep_ms(1);
 }
-static const lev_kernel gate_kernel = {.name = "test.gate", .cpu = gate_cpu};
+static const lev_kernel gate_kernel = {.name = "test.gate", .cpu = gate_cpu, .cuda = LEV_CUDA(test_gate_cuda)};
 
 static void big_cpu(const void *p) {
   const unsigned char *bytes = p;
@@ -74,7 +61,7 @@ static void big_cpu(const void *p) {
   memcpy(&out, bytes, sizeof out);
   memcpy(out, bytes, LEV_ARGS_MAX);
 }
-static const lev_kernel big_kernel = {.name = "test.big", .cpu = big_cpu};
+static const lev_kernel big_kernel = {.name = "test.big", .cpu = big_cpu, .cuda = LEV_CUDA(test_big_cuda)};
 
 /* ---- tests ---- */
 
@@ -95,32 +82,34 @@ T_TEST(runtime_backends) {
 
 T_TEST(runtime_stream_order) {
   enum { N = 3000 };
-  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_CPU});
+  lev_device *device = open_device((lev_device_config){.backend = t_backend()});
   T_REQUIRE(device);
   lev_stream *stream;
   T_REQUIRE_OK(lev_stream_create(device, "order", &stream));
   T_EXPECT(strcmp(lev_stream_name(stream), "order") == 0);
   T_EXPECT(lev_stream_device(stream) == device);
-  static int64_t log[N];
-  int64_t at = 0;
+  int64_t *log = t_alloc((N + 1) * sizeof *log), *at = log + N;
+  *at = 0;
   for (int64_t i = 0; i < N; ++i) {
-    step_args args = {log, &at, i, 0};
+    step_args args = {log, at, i, 0};
     T_REQUIRE_OK(LEV_LAUNCH(stream, &step, args));
   }
   T_EXPECT_OK(lev_stream_sync(stream));
-  T_EXPECT_EQ_I64(at, N);
+  T_EXPECT_EQ_I64(*at, N);
   for (int64_t i = 0; i < N && !t_failed(); ++i) T_EXPECT_EQ_I64(log[i], i);
   lev_device_close(device);
+  t_free(log);
 }
 
 T_TEST(runtime_arguments_are_copied) {
-  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_CPU, .jitter_seed = 3});
+  lev_device *device = open_device((lev_device_config){.backend = t_backend(), .jitter_seed = 3});
   T_REQUIRE(device);
   lev_stream *stream;
   T_REQUIRE_OK(lev_stream_create(device, "s", &stream));
-  unsigned char args[LEV_ARGS_MAX + 1], want[LEV_ARGS_MAX], out[LEV_ARGS_MAX] = {0}, *p = out;
+  unsigned char args[LEV_ARGS_MAX + 1], want[LEV_ARGS_MAX], *out = t_alloc(LEV_ARGS_MAX);
   for (int i = 0; i < LEV_ARGS_MAX; ++i) args[i] = (unsigned char)(i * 7);
-  memcpy(args, &p, sizeof p);
+  memset(out, 0, LEV_ARGS_MAX);
+  memcpy(args, &out, sizeof out);
   memcpy(want, args, sizeof want);
   T_EXPECT_OK(lev_launch(stream, &big_kernel, args, LEV_ARGS_MAX));
   memset(args, 0, sizeof args);
@@ -129,11 +118,12 @@ T_TEST(runtime_arguments_are_copied) {
   T_EXPECT_STATUS(lev_launch(stream, &big_kernel, args, LEV_ARGS_MAX + 1), LEV_ERR_ARG);
   T_EXPECT_STATUS(lev_launch(stream, &(lev_kernel){.name = "none"}, args, 8), LEV_ERR_UNSUPPORTED);
   lev_device_close(device);
+  t_free(out);
 }
 
 /* A wait keeps the mark it saw: recording the event again, on this stream or another, moves only later waits. */
 T_TEST(runtime_event_marks) {
-  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_CPU});
+  lev_device *device = open_device((lev_device_config){.backend = t_backend()});
   T_REQUIRE(device);
   lev_stream *slow, *fast, *user;
   lev_event *event;
@@ -141,8 +131,12 @@ T_TEST(runtime_event_marks) {
   T_REQUIRE_OK(lev_stream_create(device, "fast", &fast));
   T_REQUIRE_OK(lev_stream_create(device, "user", &user));
   T_REQUIRE_OK(lev_event_create(device, &event));
-  int64_t zero = 0, a = 0, b = 0, seen = -1;
-  atomic_int gate = 0, *gate_at = &gate;
+  struct values {
+    int64_t zero, a, b, seen;
+    atomic_int gate;
+  } *v = t_alloc(sizeof *v);
+  *v = (struct values){.seen = -1};
+  atomic_int *gate_at = &v->gate;
 
   /* Never recorded: passes at once. */
   T_EXPECT_OK(lev_stream_wait(user, event));
@@ -150,17 +144,17 @@ T_TEST(runtime_event_marks) {
   T_EXPECT_OK(lev_stream_sync(user));
 
   /* The wait must hold `user` until slow's first move ran, although the event is then recorded on a fast stream. */
-  move_args first = {&zero, &a, 1, 30}, other = {&zero, &b, 2, 0}, look = {&a, &seen, 0, 0};
+  move_args first = {&v->zero, &v->a, 1, 30}, other = {&v->zero, &v->b, 2, 0}, look = {&v->a, &v->seen, 0, 0};
   T_EXPECT_OK(LEV_LAUNCH(slow, &move, first));
   T_EXPECT_OK(lev_event_record(event, slow));
   T_EXPECT_OK(lev_stream_wait(user, event));
   T_EXPECT_OK(LEV_LAUNCH(fast, &move, other));
   T_EXPECT_OK(lev_event_record(event, fast));
   T_EXPECT_OK(lev_event_sync(event));
-  T_EXPECT_EQ_I64(b, 2);
+  T_EXPECT_EQ_I64(v->b, 2);
   T_EXPECT_OK(LEV_LAUNCH(user, &move, look));
   T_EXPECT_OK(lev_stream_sync(user));
-  T_EXPECT_EQ_I64(seen, 1);
+  T_EXPECT_EQ_I64(v->seen, 1);
 
   /* ... and does not wait for what was recorded afterwards: slow is held at the gate, the wait was for before it. */
   T_EXPECT_OK(lev_event_record(event, slow));
@@ -168,7 +162,7 @@ T_TEST(runtime_event_marks) {
   T_EXPECT_OK(lev_launch(slow, &gate_kernel, &gate_at, sizeof gate_at));
   T_EXPECT_OK(lev_event_record(event, slow));
   T_EXPECT_OK(lev_stream_sync(user));
-  atomic_store(&gate, 1);
+  atomic_store(&v->gate, 1);
   T_EXPECT_OK(lev_event_sync(event));
   T_EXPECT_OK(lev_stream_sync(slow));
 
@@ -180,6 +174,7 @@ T_TEST(runtime_event_marks) {
   lev_event_destroy(event);
   lev_event_destroy(NULL);
   lev_device_close(device);
+  t_free(v);
 }
 
 /* Two slots, a producer and a consumer stream: exact with all waits under jitter; a dropped wait changes the result. */
@@ -188,7 +183,9 @@ static int64_t pingpong(lev_device_config config, int n, long producer_ms, long 
   if (!device) return -1;
   lev_stream *producer = NULL, *consumer = NULL;
   lev_event *filled[2] = {0}, *freed[2] = {0};
-  int64_t source[64], slot[2] = {-1000, -1000}, sum[65] = {0};
+  int64_t *source = t_alloc(130 * sizeof *source), *slot = source + 64, *sum = slot + 2;
+  for (int i = 0; i < 66; ++i) source[i] = -1000;
+  memset(sum, 0, 64 * sizeof *sum);
   lev_status st = lev_stream_create(device, "producer", &producer);
   if (st == LEV_OK) st = lev_stream_create(device, "consumer", &consumer);
   for (int s = 0; s < 2 && st == LEV_OK; ++s) {
@@ -213,13 +210,14 @@ static int64_t pingpong(lev_device_config config, int n, long producer_ms, long 
   int64_t wrong = 0;
   for (int i = 0; i < n; ++i) wrong += sum[i] != 100 + 2 * i;
   lev_device_close(device);
+  t_free(source);
   return wrong;
 }
 
 T_TEST(runtime_events_order_streams) {
   for (uint64_t seed = 1; seed <= 5; ++seed)
-    T_EXPECT_EQ_I64(pingpong((lev_device_config){.backend = LEV_BACKEND_CPU, .jitter_seed = seed}, 64, 0, 0), 0);
-  T_EXPECT_EQ_I64(pingpong((lev_device_config){.backend = LEV_BACKEND_CPU, .immediate = true}, 64, 0, 0), 0);
+    T_EXPECT_EQ_I64(pingpong((lev_device_config){.backend = t_backend(), .jitter_seed = seed}, 64, 0, 0), 0);
+  T_EXPECT_EQ_I64(pingpong((lev_device_config){.backend = t_backend(), .immediate = true}, 64, 0, 0), 0);
 }
 
 #if defined(__SANITIZE_THREAD__)
@@ -234,7 +232,7 @@ T_TEST(runtime_events_order_streams) {
 /* (Under ThreadSanitizer the planted race would be reported; runtime_tsan_sees_races looks at that.) */
 T_TEST(runtime_dropped_wait_shows) {
   lev_fault fault = {0};
-  int64_t none = pingpong((lev_device_config){.backend = LEV_BACKEND_CPU, .fault = &fault}, 6, 2, 2);
+  int64_t none = pingpong((lev_device_config){.backend = t_backend(), .fault = &fault}, 6, 2, 2);
   T_EXPECT_EQ_I64(none, 0);
   /* 2 of the 12 waits are for events that were never recorded and do not count. */
   T_EXPECT_EQ_I64(fault.seen[LEV_FAULT_DROP_WAIT], 10);
@@ -242,8 +240,7 @@ T_TEST(runtime_dropped_wait_shows) {
     bool for_consumer = n <= 2 || n % 2 == 0; /* filled[0], filled[1], then freed, filled, freed, ... */
     fault = (lev_fault){.fail_at[LEV_FAULT_DROP_WAIT] = n};
     long producer_ms = for_consumer ? 20 : 0, consumer_ms = for_consumer ? 0 : 20;
-    int64_t wrong =
-        pingpong((lev_device_config){.backend = LEV_BACKEND_CPU, .fault = &fault}, 6, producer_ms, consumer_ms);
+    int64_t wrong = pingpong((lev_device_config){.backend = t_backend(), .fault = &fault}, 6, producer_ms, consumer_ms);
     T_EXPECT_MSG(wrong > 0, "wait %lld dropped without effect", (long long)n);
   }
 }
@@ -273,7 +270,7 @@ T_TEST(runtime_full_queue_blocks_the_host) {
 
 T_TEST(runtime_ten_thousand_small_operations) {
   enum { STREAMS = 4, N = 10000 };
-  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_CPU});
+  lev_device *device = open_device((lev_device_config){.backend = t_backend()});
   T_REQUIRE(device);
   lev_stream *streams[STREAMS];
   lev_event *events[STREAMS];
@@ -281,21 +278,23 @@ T_TEST(runtime_ten_thousand_small_operations) {
     T_REQUIRE_OK(lev_stream_create(device, "s", &streams[s]));
     T_REQUIRE_OK(lev_event_create(device, &events[s]));
   }
+  int64_t *value = t_alloc(sizeof *value);
+  *value = 0;
   lev_heap_stats before, after;
   lev_heap_read(LEV_HEAP_COMMON, &before);
-  int64_t value = 0;
   for (int i = 0; i < N; ++i) { /* one counter handed from stream to stream */
     lev_stream *s = streams[i * 7 % STREAMS];
     if (i > 0) T_REQUIRE_OK(lev_stream_wait(s, events[(i - 1) % STREAMS]));
-    move_args args = {&value, &value, 1, 0};
+    move_args args = {value, value, 1, 0};
     T_REQUIRE_OK(LEV_LAUNCH(s, &move, args));
     T_REQUIRE_OK(lev_event_record(events[i % STREAMS], s));
   }
   lev_heap_read(LEV_HEAP_COMMON, &after);
   T_EXPECT_EQ_I64(after.calls, before.calls);
   T_EXPECT_OK(lev_event_sync(events[(N - 1) % STREAMS]));
-  T_EXPECT_EQ_I64(value, N);
+  T_EXPECT_EQ_I64(*value, N);
   lev_device_close(device);
+  t_free(value);
 }
 
 /* The same program in both modes. */
@@ -324,7 +323,7 @@ static void small_program(lev_device_config config, int64_t out[4]) {
 
 T_TEST(runtime_immediate_equals_queued) {
   int64_t queued[4] = {0}, immediate[4] = {0};
-  small_program((lev_device_config){.backend = LEV_BACKEND_CPU}, queued);
+  small_program((lev_device_config){.backend = t_backend()}, queued);
   small_program((lev_device_config){.backend = LEV_BACKEND_CPU, .immediate = true}, immediate);
   T_EXPECT(memcmp(queued, immediate, sizeof queued) == 0);
   T_EXPECT_EQ_I64(queued[2], 12);
@@ -333,7 +332,7 @@ T_TEST(runtime_immediate_equals_queued) {
 
 T_TEST(runtime_slabs) {
   for (int backend = 0; backend < LEV_BACKENDS; ++backend) {
-    if (backend == LEV_BACKEND_CUDA) continue;
+    if (backend == LEV_BACKEND_CUDA && t_backend() != LEV_BACKEND_CUDA) continue;
     lev_fault fault = {0};
     lev_device *device = open_device((lev_device_config){.backend = (lev_backend)backend, .fault = &fault});
     T_REQUIRE(device);
@@ -341,7 +340,8 @@ T_TEST(runtime_slabs) {
     for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) {
       T_REQUIRE_OK(lev_device_alloc(device, (lev_mem)cls, 5000000, &slab[cls]));
       T_EXPECT_EQ_I64((uintptr_t)slab[cls] % 4096, 0);
-      if (backend == LEV_BACKEND_CPU) memset(slab[cls], 0xA5, 5000000);
+      bool reachable = backend == LEV_BACKEND_CPU || (backend == LEV_BACKEND_CUDA && cls != LEV_MEM_DEVICE);
+      if (reachable) memset(slab[cls], 0xA5, 5000000);
     }
     for (int a = 0; a < LEV_MEM_CLASSES; ++a)
       for (int b = 0; b < a; ++b) {
@@ -353,9 +353,11 @@ T_TEST(runtime_slabs) {
     size_t free_bytes, total_bytes;
     T_EXPECT_OK(lev_device_memory(device, &free_bytes, &total_bytes));
     T_EXPECT(free_bytes > 0 && total_bytes >= free_bytes);
-    if (backend == LEV_BACKEND_CPU) {
+    if (backend != LEV_BACKEND_DRY) {
+      size_t machine = backend == LEV_BACKEND_CPU ? total_bytes + 1 : SIZE_MAX / 2;
       T_EXPECT_STATUS(lev_device_alloc(device, LEV_MEM_DEVICE, SIZE_MAX, &extra), LEV_ERR_NOMEM);
-      T_EXPECT_STATUS(lev_device_alloc(device, LEV_MEM_PINNED, total_bytes + 1, &extra), LEV_ERR_NOMEM);
+      T_EXPECT_STATUS(lev_device_alloc(device, LEV_MEM_DEVICE, total_bytes + 1, &extra), LEV_ERR_NOMEM);
+      T_EXPECT_STATUS(lev_device_alloc(device, LEV_MEM_PINNED, machine, &extra), LEV_ERR_NOMEM);
       T_EXPECT(extra == NULL && strstr(lev_detail(), "pinned") != NULL);
     } else {
       T_EXPECT_OK(lev_device_alloc(device, LEV_MEM_DEVICE, SIZE_MAX, &extra));
@@ -374,8 +376,8 @@ T_TEST(runtime_slabs) {
 
 T_TEST(runtime_copy_faults_and_errors) {
   lev_fault fault = {.fail_at[LEV_FAULT_COPY] = 3};
-  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_CPU, .fault = &fault});
-  lev_device *device2 = open_device((lev_device_config){.backend = LEV_BACKEND_CPU});
+  lev_device *device = open_device((lev_device_config){.backend = t_backend(), .fault = &fault});
+  lev_device *device2 = open_device((lev_device_config){.backend = t_backend()});
   T_REQUIRE(device && device2);
   T_EXPECT(lev_device_fault(device) == &fault);
   lev_stream *stream;
@@ -431,7 +433,7 @@ T_TEST(runtime_dry_trace_equals_cpu_trace) {
   lev_trace *cpu, *dry;
   T_REQUIRE_OK(lev_trace_create(1000, &cpu));
   T_REQUIRE_OK(lev_trace_create(1000, &dry));
-  traced_program(LEV_BACKEND_CPU, cpu);
+  traced_program(t_backend(), cpu);
   traced_program(LEV_BACKEND_DRY, dry);
   T_EXPECT_EQ_I64(lev_trace_count(cpu), 40);
   T_EXPECT_EQ_I64(lev_trace_count(dry), 40);
