@@ -20,6 +20,9 @@
  *   - attn.scratch: about R block_q (2 d + block_k + 2) a forward, R block_q (3 d + 2 block_k + 2) a backward, and for
  *     bf16 2 block_k d a more
  *
+ * On the GPU, blocks are those of the kernels (block_q and block_k do not matter), which keep their tiles in shared
+ * memory and leave attn.scratch alone; heads have at most 640 scalars (f64: 320).
+ *
  * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing.
  * Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889; Dao,
  * "FlashAttention-2", arXiv 2307.08691; Brandon et al., "Striped Attention", arXiv 2311.09431 (balanced causal rings).

@@ -169,7 +169,7 @@ typedef struct l_rank {
   lev_arena *arena[LEV_MEM_CLASSES];
   void *workspace;
   lev_fault fault;
-  unsigned char *memory; /* "device" arrays of this rank; NULL on the dry backend */
+  unsigned char *memory; /* device arrays of this rank */
 } l_rank;
 
 /* Arrays of one rank: what the calls see, and the test's side of each. Inputs appear on the stream just before a call
@@ -241,16 +241,20 @@ static lev_status make_arenas(l_rank *k) {
     if (k->d) k->d->planned[k->rank][m] = bytes;
     void *slab;
     LEV_TRY(lev_device_alloc(k->device, (lev_mem)m, bytes, &slab));
-    if (k->d && bytes > 0) num_poison(slab, bytes);
+    LEV_TRY(lev_fill(k->stream, slab, 0xFF, bytes, "test.poison"));
     LEV_TRY(lev_arena_create(k->device, k->ledger, (lev_mem)m, slab, bytes, &k->arena[m]));
   }
-  return LEV_OK;
+  return lev_stream_sync(k->stream);
 }
 
 static lev_status bind(l_rank *k, llep_phase phase, lev_walk_fn walk) {
   lev_blocks blocks;
   LEV_TRY(lev_blocks_take(k->arena, phase != LLEP_PERSISTENT, walk, k->plan, &blocks));
-  if (phase != LLEP_PERSISTENT) blocks.bytes[LEV_MEM_DEVICE] -= k->c->less;
+  if (phase != LLEP_PERSISTENT) {
+    size_t bytes = blocks.bytes[LEV_MEM_DEVICE];
+    LEV_TRY(lev_fill(k->stream, blocks.base[LEV_MEM_DEVICE], 0xFF, bytes, "test.poison"));
+    blocks.bytes[LEV_MEM_DEVICE] -= k->c->less;
+  }
   return llep_plan_bind(k->plan, phase, &blocks);
 }
 
@@ -285,7 +289,6 @@ static lev_status backward(l_rank *k) {
   const l_case *c = k->c;
   l_arrays v = arrays(k);
   LEV_TRY(lev_arena_push(k->arena[LEV_MEM_DEVICE], &k->stream, 1));
-  LEV_TRY(lev_arena_poison(k->arena[LEV_MEM_DEVICE], 0xFF));
   LEV_TRY(bind(k, LLEP_BACKWARD, llep_walk_backward));
   LEV_TRY(appear(k, &v, X, DY));
   LEV_TRY(appear(k, &v, DW, DW));
@@ -337,15 +340,15 @@ static lev_status set_up(l_rank *k, lev_backend backend) {
   else
     LEV_TRY(lev_comm_local_join(k->d->hub, k->rank, k->device, &k->comm));
   LEV_TRY(lev_stream_create(k->device, "compute", &k->stream));
-  if (k->d) {
-    l_arrays a = arrays(k);
-    size_t all = LEV_ALIGN;
-    for (int i = 0; i < ARRAYS; ++i) all += lev_align_up(a.bytes[i]);
-    if (!(k->memory = aligned_alloc(LEV_ALIGN, all))) return LEV_ERR_NOMEM;
-    num_poison(k->memory, all);
-  }
-  size_t bytes = lev_gemm_workspace_bytes(LEV_BACKEND_CPU, k->c->cfg.dtype);
-  k->workspace = bytes > 0 ? aligned_alloc(LEV_ALIGN, lev_align_up(bytes)) : NULL;
+  l_arrays a = arrays(k);
+  size_t all = LEV_ALIGN;
+  for (int i = 0; i < ARRAYS; ++i) all += lev_align_up(a.bytes[i]);
+  void *memory;
+  LEV_TRY(lev_device_alloc(k->device, LEV_MEM_DEVICE, all, &memory));
+  LEV_TRY(lev_fill(k->stream, memory, 0xFF, all, "test.poison"));
+  k->memory = memory;
+  size_t bytes = lev_gemm_workspace_bytes(backend == LEV_BACKEND_DRY ? LEV_BACKEND_CPU : backend, k->c->cfg.dtype);
+  LEV_TRY(lev_device_alloc(k->device, LEV_MEM_DEVICE, bytes, &k->workspace));
   lev_stream_set_workspace(k->stream, k->workspace, bytes);
   return LEV_OK;
 }
@@ -357,13 +360,12 @@ static void tear_down(l_rank *k) {
     if (k->arena[m]) lev_arena_destroy(k->arena[m]);
   lev_ledger_destroy(k->ledger);
   lev_device_close(k->device);
-  free(k->workspace), free(k->memory);
 }
 
 static void rank_main(int rank, void *ctx) {
   l_data *d = ctx;
   l_rank k = {.c = d->c, .d = d, .rank = rank};
-  lev_status st = set_up(&k, LEV_BACKEND_CPU);
+  lev_status st = set_up(&k, d->backend);
   if (st == LEV_OK) st = steps(&k);
   if (st != LEV_OK && k.comm) lev_comm_abort(k.comm);
   d->status[rank] = st;
@@ -380,6 +382,7 @@ static void rank_main(int rank, void *ctx) {
 }
 
 void l_run(l_data *d) {
+  d->backend = t_backend();
   T_REQUIRE_OK(lev_comm_hub_create(d->c->ranks, 60, &d->hub));
   t_ranks(d->c->ranks, rank_main, d);
 }

@@ -5,6 +5,7 @@
 
 #include "common/trace.h"
 #include "pipelined_llep/pipelined_llep.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -50,12 +51,13 @@ typedef struct l_data {
   lev_trace *trace[L_RANKS];
   uint64_t sent[L_RANKS];
   int64_t waits[L_RANKS][2]; /* of the last forward and backward */
+  lev_backend backend;
   lev_comm_hub *hub;
 } l_data;
 
 void l_make(const l_case *c, l_data *d); /* inputs and oracle */
 void l_free(l_data *d);
-void l_run(l_data *d); /* all ranks; statuses in d->status */
+void l_run(l_data *d); /* all ranks on t_backend(); statuses in d->status */
 void l_check(const l_data *d, double tolerance);
 /* Both, and that all ranks succeeded, memory was as planned and caps held. */
 void l_case_check(const l_case *c, double tolerance);

@@ -25,6 +25,14 @@ static int64_t kv_cols(const attn_case *c) {
   return c->kv_heads * c->dim;
 }
 
+/* The same, reached by kernels too. */
+static void *shared(int64_t n, size_t size) {
+  size_t bytes = size * (size_t)(n > 0 ? n : 1);
+  void *p = t_alloc(bytes);
+  num_poison(p, bytes);
+  return p;
+}
+
 static bool visible(const attn_case *c, int64_t i, int64_t j) {
   if (j > i) return false;
   if (c->window > 0 && i - j >= c->window) return false;
@@ -172,9 +180,9 @@ static bool world_arrays(const attn_rig *r, int rank, world *w) {
   const attn_case *c = &r->c;
   int64_t n = w->n = attn_shard_tokens(c->seq, c->ranks, rank), a = q_cols(c), g = kv_cols(c);
   int64_t row = a + 2 * g + PAD;
-  w->in = room(n * row, sizeof(double)), w->grad = room(n * row, sizeof(double));
-  w->o = room(n * a, sizeof(double)), w->d_o = room(n * a, sizeof(double));
-  w->lse = room(n * c->heads, sizeof(double)), w->doc_begin = room(n, sizeof(int64_t));
+  w->in = shared(n * row, sizeof(double)), w->grad = shared(n * row, sizeof(double));
+  w->o = shared(n * a, sizeof(double)), w->d_o = shared(n * a, sizeof(double));
+  w->lse = shared(n * c->heads, sizeof(double)), w->doc_begin = shared(n, sizeof(int64_t));
   if (!w->in || !w->grad || !w->o || !w->d_o || !w->lse || !w->doc_begin) return false;
   for (int i = 0; i < 2; ++i) {
     unsigned char *base = i == 0 ? w->in : w->grad;
@@ -285,7 +293,7 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
                           .immediate = r->c.immediate};
   LEV_TRY(lev_ledger_create(k->trace, &w->ledger));
   LEV_TRY(lev_device_open(&dc, &w->device));
-  if (r->backend == LEV_BACKEND_CPU)
+  if (r->backend != LEV_BACKEND_DRY)
     LEV_TRY(lev_comm_local_join(r->hub, rank, w->device, &w->comm));
   else
     LEV_TRY(lev_comm_dry_create(r->c.ranks, rank, w->device, &w->comm));
@@ -303,7 +311,7 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
   LEV_TRY(lev_arena_create(w->device, w->ledger, LEV_MEM_DEVICE, slab, k->planned, &w->arena[LEV_MEM_DEVICE]));
   lev_arena_seal(w->arena[LEV_MEM_DEVICE]);
   lev_device_seal(w->device);
-  if (r->backend == LEV_BACKEND_CPU) num_poison(slab, k->planned);
+  LEV_TRY(lev_fill(w->stream, slab, 0xFF, k->planned, "test.poison"));
   LEV_TRY(world_calls(r, w));
   k->peak = lev_ledger_peak(w->ledger, LEV_MEM_DEVICE);
   T_EXPECT_EQ_I64(k->peak, k->planned);
@@ -316,7 +324,7 @@ static void rank_main(int rank, void *ctx) {
   lev_status st = world_arrays(r, rank, &w) ? world_run(r, rank, &w) : LEV_ERR_NOMEM;
   if (st != LEV_OK && w.comm) lev_comm_abort(w.comm);
   if (st != LEV_OK && r->rank[rank].fault.seen[LEV_FAULT_COLLECTIVE] == 0) T_EXPECT_OK(st);
-  if (st == LEV_OK && r->backend == LEV_BACKEND_CPU) world_collect(r, rank, &w);
+  if (st == LEV_OK && r->backend != LEV_BACKEND_DRY) world_collect(r, rank, &w);
   r->rank[rank].status = st;
   if (w.stream) lev_stream_destroy(w.stream);
   attn_destroy(w.plan);
@@ -324,7 +332,9 @@ static void rank_main(int rank, void *ctx) {
   lev_arena_destroy(w.arena[LEV_MEM_DEVICE]);
   lev_device_close(w.device);
   lev_ledger_destroy(w.ledger);
-  free(w.in), free(w.grad), free(w.o), free(w.d_o), free(w.lse), free(w.doc_begin);
+  void *all[] = {w.in, w.grad, w.o, w.d_o, w.lse, w.doc_begin};
+  for (size_t i = 0; i < sizeof all / sizeof *all; ++i)
+    if (all[i]) t_free(all[i]);
 }
 
 void attn_rig_run(attn_rig *r, lev_backend backend) {
@@ -375,7 +385,7 @@ void attn_rig_check(const attn_rig *r, double tolerance, const char *what) {
 void attn_case_check(const attn_case *c, double tolerance, const char *what) {
   attn_rig r;
   if (attn_rig_open(&r, c)) {
-    attn_rig_run(&r, LEV_BACKEND_CPU);
+    attn_rig_run(&r, t_backend());
     attn_rig_check(&r, tolerance, what);
   }
   attn_rig_close(&r);

@@ -7,6 +7,7 @@
 #include "common/fault.h"
 #include "common/trace.h"
 #include "harness/model/attention.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 

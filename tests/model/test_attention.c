@@ -143,7 +143,7 @@ T_TEST(attention_extreme_scores_are_finite) {
                      .size = tilts[i % 5] == 0 ? 40 : 1};
       attn_rig r;
       if (attn_rig_open(&r, &c)) {
-        attn_rig_run(&r, LEV_BACKEND_CPU);
+        attn_rig_run(&r, t_backend());
         check_saturated(&r, c.dtype == LEV_F64 ? EXACT : 1e-3); /* a score of 3000 carries an f32 error of 2e-4 */
       }
       attn_rig_close(&r);
@@ -160,7 +160,7 @@ T_TEST(attention_very_negative_scores) {
     for (int64_t i = 0; i < c.seq * c.kv_heads; ++i) r.k[i * c.dim] = (double)(float)(r.k[i * c.dim] - 256);
     attn_rig_oracle(&r);
     for (int64_t i = 0; i < c.seq * c.heads; ++i) T_EXPECT(r.lse64[i] < -200);
-    attn_rig_run(&r, LEV_BACKEND_CPU);
+    attn_rig_run(&r, t_backend());
     attn_rig_check(&r, 1e-3, "negative");
   }
   attn_rig_close(&r);
@@ -171,7 +171,7 @@ T_TEST(attention_nan_propagates) {
   attn_rig r;
   if (attn_rig_open(&r, &c)) {
     r.k[10 * c.dim] = NAN;
-    attn_rig_run(&r, LEV_BACKEND_CPU);
+    attn_rig_run(&r, t_backend());
     const float *o = r.o;
     for (int64_t i = 0; i < c.seq; ++i) /* every query from position 10 on sees the bad key, none before does */
       T_EXPECT_MSG((isnan(o[i * 8]) != 0) == (i >= 10), "row %d is %g", (int)i, (double)o[i * 8]);
@@ -189,6 +189,33 @@ T_TEST(attention_f32_and_bf16) {
   }
 }
 
+/* Head sizes, blocks and rings that the GPU gives to its tensor cores; rows that start on odd addresses beside them. */
+T_TEST(attention_bf16_heads_of_64_and_128) {
+  static const attn_case cases[] = {
+      {.ranks = 1, .seq = 200, .heads = 4, .kv_heads = 2, .dim = 64, .dtype = LEV_BF16},
+      {.ranks = 1, .seq = 150, .heads = 2, .kv_heads = 1, .dim = 128, .dtype = LEV_BF16},
+      {.ranks = 3, .seq = 331, .heads = 4, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16},
+      {.ranks = 2, .seq = 257, .heads = 2, .kv_heads = 2, .dim = 128, .dtype = LEV_BF16},
+      {.ranks = 1, .seq = 230, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .window = 70},
+      {.ranks = 2, .seq = 230, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .document = 37},
+      {.ranks = 1, .seq = 190, .heads = 2, .kv_heads = 1, .dim = 128, .dtype = LEV_BF16, .document = 83, .window = 29},
+      {.ranks = 1, .seq = 90, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .fused = true},
+      {.ranks = 4, .seq = 5, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) attn_case_check(&cases[i], 8e-3, "tensor cores");
+}
+
+/* Several blocks of every kernel's tiles, in the types without tensor cores. */
+T_TEST(attention_wide_heads) {
+  static const int64_t dims[] = {64, 80, 128, 192, 256};
+  for (size_t i = 0; i < sizeof dims / sizeof *dims; ++i) {
+    attn_case c = {.ranks = 2, .seq = 141, .heads = 2, .kv_heads = 1, .dim = dims[i], .dtype = LEV_F64};
+    attn_case_check(&c, EXACT, "wide");
+    c.dtype = LEV_F32, c.document = 50;
+    attn_case_check(&c, 2e-6, "wide f32");
+  }
+}
+
 /* The error against f64 stays where it is, however many ranks hold the sequence. */
 static void drift(lev_dtype dtype) {
   attn_case c = {
@@ -198,7 +225,7 @@ static void drift(lev_dtype dtype) {
   bool open = attn_rig_open(&r, &c);
   for (int ranks = 1; open && ranks <= 8; ++ranks) {
     r.c.ranks = ranks;
-    attn_rig_run(&r, LEV_BACKEND_CPU);
+    attn_rig_run(&r, t_backend());
     double error = attn_rig_error(&r);
     if (ranks == 1) first = error;
     T_EXPECT_MSG(error <= 1.3 * first, "%s: error %.3g on %d ranks, %.3g on one", lev_dtype_name(dtype), error, ranks,
@@ -215,7 +242,7 @@ T_TEST(attention_drift_is_flat_in_ring_size) {
 /* Loss = sum of d_o o. Its change along a random direction of one input, against the gradient's. */
 static double loss_at(attn_rig *r, double *input, const double *direction, int64_t n, double step) {
   for (int64_t i = 0; i < n; ++i) input[i] += step * direction[i];
-  attn_rig_run(r, LEV_BACKEND_CPU);
+  attn_rig_run(r, t_backend());
   for (int64_t i = 0; i < n; ++i) input[i] -= step * direction[i];
   double loss = 0;
   const double *o = r->o;
@@ -234,7 +261,7 @@ T_TEST(attention_gradients_match_differences) {
       double *direction = malloc(sizeof(double) * (size_t)n[i]), slope = 0;
       if (!T_EXPECT(direction != NULL)) break;
       num_random(LEV_F64, direction, NULL, n[i], 1, (uint32_t)(10 + i));
-      attn_rig_run(&r, LEV_BACKEND_CPU);
+      attn_rig_run(&r, t_backend());
       const double *grads[] = {r.dq, r.dk, r.dv};
       for (int64_t x = 0; x < n[i]; ++x) slope += grads[i][x] * direction[x];
       const double h = 1e-4;
@@ -264,10 +291,10 @@ T_TEST(attention_is_independent_of_timing) {
         .ranks = 4, .seq = 90, .heads = 4, .kv_heads = 2, .dim = 8, .dtype = types[t], .block_q = 8, .block_k = 8};
     attn_rig first, again;
     if (!attn_rig_open(&first, &c) || !attn_rig_open(&again, &c)) return;
-    attn_rig_run(&first, LEV_BACKEND_CPU);
+    attn_rig_run(&first, t_backend());
     for (uint64_t jitter = 1; jitter <= 3; ++jitter) {
       again.c.jitter = jitter;
-      attn_rig_run(&again, LEV_BACKEND_CPU);
+      attn_rig_run(&again, t_backend());
       T_EXPECT(same_bits(&first, &again));
     }
     attn_rig_close(&again);

@@ -110,7 +110,7 @@ T_TEST(attention_dry_run_lists_the_same_events) {
       attn_case c = {.ranks = ranks, .seq = 43, .heads = 4, .kv_heads = 2, .dim = 4, .dtype = types[t]};
       attn_rig cpu, dry;
       if (!attn_rig_open(&cpu, &c) || !attn_rig_open(&dry, &c)) return;
-      attn_rig_run(&cpu, LEV_BACKEND_CPU);
+      attn_rig_run(&cpu, t_backend());
       attn_rig_run(&dry, LEV_BACKEND_DRY);
       for (int r = 0; r < ranks; ++r) {
         const lev_trace *a = cpu.rank[r].trace, *b = dry.rank[r].trace;
@@ -204,7 +204,7 @@ T_TEST(attention_failing_collective_stops_every_rank) {
     attn_rig r;
     if (attn_rig_open(&r, &c)) {
       r.rank[1].fault.fail_at[LEV_FAULT_COLLECTIVE] = at;
-      attn_rig_run(&r, LEV_BACKEND_CPU);
+      attn_rig_run(&r, t_backend());
       T_EXPECT_STATUS(r.rank[1].status, LEV_ERR_COMM);
       T_EXPECT(r.rank[0].status != LEV_OK && r.rank[2].status != LEV_OK);
     }
@@ -226,7 +226,7 @@ static bool play(int64_t drop, uint64_t jitter, int64_t *waits) {
   bool right = true;
   if (attn_rig_open(&r, &c)) {
     r.rank[1].fault.fail_at[LEV_FAULT_DROP_WAIT] = drop;
-    attn_rig_run(&r, LEV_BACKEND_CPU);
+    attn_rig_run(&r, LEV_BACKEND_CPU); /* whose streams are late at random */
     *waits = r.rank[1].fault.seen[LEV_FAULT_DROP_WAIT];
     right = attn_rig_error(&r) < 1e-11;
   }

@@ -14,6 +14,12 @@ static void *zalloc(int64_t n, size_t size) {
   return p;
 }
 
+/* The same, reached by kernels too. */
+static void *shared(int64_t n, size_t size) {
+  size_t bytes = (size_t)(n > 0 ? n : 1) * size;
+  return memset(t_alloc(bytes), 0, bytes);
+}
+
 rdtp_config rig_config(const rig_case *c) {
   rdtp_config config;
   rdtp_config_init(&config);
@@ -55,10 +61,10 @@ bool rig_open(rig *r, const rig_case *c) {
     k->vocab_begin = lev_part_begin(c->vocab, c->ranks, i);
     k->vocab_rows = lev_part_size(c->vocab, c->ranks, i);
     int64_t nh = k->tokens * c->hidden, nw = k->vocab_rows * c->hidden;
-    k->h = zalloc(nh, t), k->dh = zalloc(nh, t), k->w = zalloc(nw, t), k->dw = zalloc(nw, a);
+    k->h = shared(nh, t), k->dh = shared(nh, t), k->w = shared(nw, t), k->dw = shared(nw, a);
     k->h64 = zalloc(nh, 8), k->dh64 = zalloc(nh, 8), k->w64 = zalloc(nw, 8), k->dw64 = zalloc(nw, 8);
     k->dw0 = zalloc(nw, 8);
-    k->labels = zalloc(k->tokens, sizeof(int32_t));
+    k->labels = shared(k->tokens, sizeof(int32_t)), k->sums = shared(RDTP_SUMS, sizeof(double));
     num_random(c->dtype, k->h, k->h64, nh, scale, (uint32_t)(10 + i));
     num_random(c->dtype, k->w, k->w64, nw, scale, (uint32_t)(30 + i));
     num_random(arith, k->dw, k->dw0, nw, 0.01, (uint32_t)(50 + i));
@@ -72,8 +78,11 @@ bool rig_open(rig *r, const rig_case *c) {
 void rig_close(rig *r) {
   for (int i = 0; i < r->c.ranks; ++i) {
     rig_rank *k = &r->rank[i];
-    void *blocks[] = {k->h, k->dh, k->w, k->dw, k->h64, k->dh64, k->w64, k->dw64, k->dw0, k->labels, k->kept};
-    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; ++b) free(blocks[b]);
+    void *plain[] = {k->h64, k->dh64, k->w64, k->dw64, k->dw0},
+         *both[] = {k->h, k->dh, k->w, k->dw, k->labels, k->kept, k->sums};
+    for (size_t b = 0; b < sizeof plain / sizeof *plain; ++b) free(plain[b]);
+    for (size_t b = 0; b < sizeof both / sizeof *both; ++b)
+      if (both[b]) t_free(both[b]);
     lev_trace_destroy(k->trace);
   }
 }
@@ -139,7 +148,7 @@ typedef struct rig_world {
 
 static lev_status world_open(rig *r, int rank, rig_world *w) {
   rig_rank *k = &r->rank[rank];
-  bool cpu = r->backend == LEV_BACKEND_CPU;
+  bool dry = r->backend == LEV_BACKEND_DRY;
   LEV_TRY(lev_ledger_create(k->trace, &w->ledger));
   lev_device_config dc = {.backend = r->backend,
                           .immediate = r->c.immediate,
@@ -148,12 +157,12 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
                           .fault = &k->fault};
   if (dc.jitter_seed) dc.jitter_seed += (uint64_t)rank;
   LEV_TRY(lev_device_open(&dc, &w->device));
-  if (cpu)
+  if (!dry)
     LEV_TRY(lev_comm_local_join(r->hub, rank, w->device, &w->comm));
   else
     LEV_TRY(lev_comm_dry_create(r->c.ranks, rank, w->device, &w->comm));
   LEV_TRY(lev_stream_create(w->device, "compute", &w->stream));
-  size_t scratch = lev_gemm_workspace_bytes(LEV_BACKEND_CPU, r->c.dtype);
+  size_t scratch = lev_gemm_workspace_bytes(dry ? LEV_BACKEND_CPU : r->backend, r->c.dtype);
   LEV_TRY(lev_device_alloc(w->device, LEV_MEM_DEVICE, scratch, &w->workspace));
   lev_stream_set_workspace(w->stream, w->workspace, scratch);
   rdtp_config config = rig_config(&r->c);
@@ -164,7 +173,8 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   LEV_TRY(lev_device_alloc(w->device, LEV_MEM_DEVICE, k->planned, &w->slab));
   LEV_TRY(lev_arena_create(w->device, w->ledger, LEV_MEM_DEVICE, w->slab, k->planned, &w->arena[LEV_MEM_DEVICE]));
   lev_arena_seal(w->arena[LEV_MEM_DEVICE]);
-  if (cpu) num_poison(w->slab, k->planned);
+  LEV_TRY(lev_fill(w->stream, w->slab, 0xFF, k->planned, "test.poison"));
+  LEV_TRY(lev_stream_sync(w->stream));
   lev_device_seal(w->device);
   return LEV_OK;
 }
@@ -184,43 +194,45 @@ static scene_args scene_of(const rig *r, rig_rank *k, void *slab) {
   return (scene_args){k, {nh * t, nw * t, (size_t)k->tokens * sizeof(int32_t)}, nh * t, nw * a, k->planned, slab};
 }
 
-static void scene_move(const scene_args *a, bool appear) {
+/* Where the copies of inputs and outputs begin: h, w, labels, dh, dw. */
+static unsigned char *scene_kept(const scene_args *a, int part) {
+  const size_t bytes[] = {a->bytes[0], a->bytes[1], a->bytes[2], a->dh_bytes, a->dw_bytes};
+  unsigned char *at = a->rank->kept;
+  for (int i = 0; i < part; ++i) at += lev_align_up(bytes[i]);
+  return at;
+}
+
+static lev_status scene_begin(const scene_args *a, lev_stream *stream) {
   void *at[] = {a->rank->h, a->rank->w, a->rank->labels};
-  unsigned char *kept = a->rank->kept;
-  for (int i = 0; i < 3; kept += a->bytes[i++]) {
-    if (appear)
-      memcpy(at[i], kept, a->bytes[i]);
-    else
-      num_poison(at[i], a->bytes[i]);
-  }
-}
-
-static void scene_begin(const void *args) {
-  scene_move(args, true);
-}
-
-static void scene_end(const void *args) {
-  const scene_args *a = args;
-  const unsigned char *dh = a->rank->dh, *dw = a->rank->dw;
-  for (size_t i = 0; i < a->dh_bytes; ++i) a->rank->digest = a->rank->digest * 31 + dh[i];
-  for (size_t i = 0; i < a->dw_bytes; ++i) a->rank->digest = a->rank->digest * 31 + dw[i];
-  scene_move(a, false);
-  num_poison(a->slab, a->slab_bytes);
-}
-
-static const lev_kernel scene_begin_kernel = {.name = "test.begin", .cpu = scene_begin};
-static const lev_kernel scene_end_kernel = {.name = "test.end", .cpu = scene_end};
-
-static lev_status scene_keep(const scene_args *a) {
-  rig_rank *k = a->rank;
-  free(k->kept);
-  k->kept = malloc(a->bytes[0] + a->bytes[1] + a->bytes[2] + 1);
-  if (!k->kept) return LEV_ERR_NOMEM;
-  memcpy(k->kept, k->h, a->bytes[0]);
-  memcpy(k->kept + a->bytes[0], k->w, a->bytes[1]);
-  memcpy(k->kept + a->bytes[0] + a->bytes[1], k->labels, a->bytes[2]);
-  scene_move(a, false);
+  for (int i = 0; i < 3; ++i) LEV_TRY(lev_copy(stream, at[i], scene_kept(a, i), a->bytes[i], "test.in"));
   return LEV_OK;
+}
+
+static lev_status scene_end(const scene_args *a, lev_stream *stream) {
+  void *at[] = {a->rank->h, a->rank->w, a->rank->labels};
+  LEV_TRY(lev_copy(stream, scene_kept(a, 3), a->rank->dh, a->dh_bytes, "test.out"));
+  LEV_TRY(lev_copy(stream, scene_kept(a, 4), a->rank->dw, a->dw_bytes, "test.out"));
+  for (int i = 0; i < 3; ++i) LEV_TRY(lev_fill(stream, at[i], 0xFF, a->bytes[i], "test.gone"));
+  return lev_fill(stream, a->slab, 0xFF, a->slab_bytes, "test.gone");
+}
+
+/* Once the stream is idle: outputs as they were right after the call, inputs back in their place. */
+static void scene_restore(const scene_args *a, bool outputs) {
+  void *at[] = {a->rank->h, a->rank->w, a->rank->labels};
+  for (int i = 0; i < 3; ++i) memcpy(at[i], scene_kept(a, i), a->bytes[i]);
+  if (!outputs) return;
+  memcpy(a->rank->dh, scene_kept(a, 3), a->dh_bytes);
+  memcpy(a->rank->dw, scene_kept(a, 4), a->dw_bytes);
+}
+
+static void scene_keep(const scene_args *a) {
+  rig_rank *k = a->rank;
+  void *at[] = {k->h, k->w, k->labels};
+  if (!k->kept) k->kept = t_alloc((size_t)(scene_kept(a, 5) - k->kept) + LEV_ALIGN);
+  for (int i = 0; i < 3; ++i) {
+    memcpy(scene_kept(a, i), at[i], a->bytes[i]);
+    num_poison(at[i], a->bytes[i]);
+  }
 }
 
 static lev_status world_call(rig *r, int rank, rig_world *w) {
@@ -237,11 +249,11 @@ static lev_status world_call(rig *r, int rank, rig_world *w) {
                     .sums = k->sums,
                     .grad_scale = r->grad_scale};
   scene_args scene = scene_of(r, k, w->slab);
-  LEV_TRY(scene_keep(&scene));
-  LEV_TRY(LEV_LAUNCH(w->stream, &scene_begin_kernel, scene));
+  scene_keep(&scene);
+  LEV_TRY(scene_begin(&scene, w->stream));
   lev_status st = r->phase == RDTP_STEP ? rdtp_step(w->plan, &args, w->stream) : rdtp_eval(w->plan, &args, w->stream);
   if (st != LEV_OK) lev_comm_abort(w->comm);
-  if (st == LEV_OK) st = LEV_LAUNCH(w->stream, &scene_end_kernel, scene);
+  if (st == LEV_OK) st = scene_end(&scene, w->stream);
   lev_status synced = lev_stream_sync(w->stream);
   return st == LEV_OK ? synced : st;
 }
@@ -280,7 +292,9 @@ static void rig_rank_main(int rank, void *ctx) {
   lev_device_close(w.device);
   lev_ledger_destroy(w.ledger);
   scene_args scene = scene_of(r, &r->rank[rank], NULL);
-  if (scene.rank->kept) scene_move(&scene, true); /* no stream is left that could still read them */
+  if (scene.rank->kept)
+    scene_restore(&scene,
+                  r->backend != LEV_BACKEND_DRY && st == LEV_OK); /* no stream is left that could still read them */
 }
 
 void rig_run(rig *r, rdtp_phase phase, lev_backend backend) {
@@ -310,7 +324,7 @@ void rig_check(const rig *r, double tolerance, const char *what) {
 void rig_case_check(const rig_case *c, double tolerance, const char *what) {
   rig r;
   if (rig_open(&r, c)) {
-    rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+    rig_run(&r, RDTP_STEP, t_backend());
     rig_check(&r, tolerance, what);
     for (int i = 0; i < c->ranks; ++i) T_EXPECT_EQ_I64(r.rank[i].peak, r.rank[i].planned);
   }

@@ -5,6 +5,7 @@
 #define LEV_TESTS_RDTP_RIG_H
 
 #include "ring_dtp/ring_dtp.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -31,9 +32,8 @@ typedef struct rig_rank {
   int64_t tokens, vocab_begin, vocab_rows;
   void *h, *w, *dh, *dw; /* as in rdtp_args */
   int32_t *labels;
-  unsigned char *kept; /* copies of h, w and labels while a run moves the originals */
-  double sums[RDTP_SUMS];
-  uint64_t digest;
+  unsigned char *kept; /* copies of h, w and labels while a run moves the originals; then of dh and dw */
+  double *sums;        /* [RDTP_SUMS] */
   double *h64, *w64, *dh64, *dw64, *dw0; /* rounded inputs, wanted outputs, dw before the call */
   double sums64[RDTP_SUMS];
   lev_trace *trace;
@@ -55,7 +55,8 @@ bool rig_open(rig *r, const rig_case *c);
 void rig_close(rig *r);
 /* Inputs were changed: outputs reset, wanted values recomputed. */
 void rig_oracle(rig *r);
-/* Runs all ranks (dry: one after the other) in regions of exactly the planned size, poisoned first. */
+/* Runs all ranks (dry: one after the other; else t_backend()) in regions of exactly the planned size, poisoned first.
+ */
 void rig_run(rig *r, rdtp_phase phase, lev_backend backend);
 /* Outputs of a step against the oracle. */
 void rig_check(const rig *r, double tolerance, const char *what);

@@ -85,7 +85,7 @@ T_TEST(rdtp_tiny) {
     rig_case one = with(&c, &variants[v]);
     rig r;
     if (rig_open(&r, &one)) {
-      rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+      rig_run(&r, RDTP_STEP, t_backend());
       for (int i = 0; i < one.ranks; ++i) T_EXPECT(r.rank[i].sums[0] == 0);
     }
     rig_close(&r);
@@ -166,7 +166,7 @@ static void keep(const rig *r, unsigned char *out, size_t *used, size_t room) {
     const rig_rank *k = &r->rank[i];
     size_t sizes[] = {(size_t)(k->tokens * r->c.hidden) * lev_dtype_bytes(r->c.dtype),
                       (size_t)(k->vocab_rows * r->c.hidden) * lev_dtype_bytes(lev_dtype_arith(r->c.dtype)),
-                      sizeof k->sums};
+                      RDTP_SUMS * sizeof *k->sums};
     const void *from[] = {k->dh, k->dw, k->sums};
     for (int j = 0; j < 3; ++j) {
       if (!T_EXPECT(*used + sizes[j] <= room)) return;
@@ -186,7 +186,7 @@ T_TEST(rdtp_deterministic) {
       size_t used = 0, first_used = 0;
       rig r;
       if (!rig_open(&r, &c)) return;
-      rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+      rig_run(&r, RDTP_STEP, t_backend());
       if (jitter == 0)
         keep(&r, first, &first_used, sizeof first);
       else {
@@ -199,8 +199,8 @@ T_TEST(rdtp_deterministic) {
 
 static double eval_loss(rig *r) {
   double sum = 0;
-  for (int i = 0; i < r->c.ranks; ++i) memset(r->rank[i].sums, 0, sizeof r->rank[i].sums);
-  rig_run(r, RDTP_EVAL, LEV_BACKEND_CPU);
+  for (int i = 0; i < r->c.ranks; ++i) memset(r->rank[i].sums, 0, RDTP_SUMS * sizeof(double));
+  rig_run(r, RDTP_EVAL, t_backend());
   for (int i = 0; i < r->c.ranks; ++i) sum += r->rank[i].sums[0];
   return sum * r->grad_scale;
 }
@@ -229,7 +229,7 @@ T_TEST(rdtp_central_differences) {
     rig_case c = with(&base, &variants[v]);
     rig r;
     if (rig_open(&r, &c)) {
-      rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+      rig_run(&r, RDTP_STEP, t_backend());
       const double step = 1e-5;
       double along = shift(&r, step), up = eval_loss(&r);
       shift(&r, -step);
@@ -246,7 +246,7 @@ T_TEST(rdtp_eval_equals_step) {
     rig_case c = with(&base, &variants[v]);
     rig r;
     if (rig_open(&r, &c)) {
-      rig_run(&r, RDTP_EVAL, LEV_BACKEND_CPU);
+      rig_run(&r, RDTP_EVAL, t_backend());
       for (int i = 0; i < c.ranks; ++i) {
         T_EXPECT(fabs(r.rank[i].sums[0] - r.rank[i].sums64[0]) <= EXACT * (1 + r.rank[i].sums64[0]));
         T_EXPECT(r.rank[i].sums[1] == r.rank[i].sums64[1]);
@@ -267,12 +267,12 @@ T_TEST(rdtp_non_finite_logits) {
     double *h = r.rank[0].h;
     for (int64_t n = 0; n < c.tokens[0]; ++n) r.rank[0].labels[n] = 3;
     h[4 * c.hidden] = NAN;
-    rig_run(&r, RDTP_EVAL, LEV_BACKEND_CPU);
+    rig_run(&r, RDTP_EVAL, t_backend());
     T_EXPECT_MSG(isnan(r.rank[0].sums[0]), "%s: NaN lost", variants[v].name);
     T_EXPECT(isfinite(r.rank[2].sums[0]));
     r.rank[0].labels[4] = RDTP_IGNORE;
     r.rank[0].sums[0] = 0;
-    rig_run(&r, RDTP_EVAL, LEV_BACKEND_CPU);
+    rig_run(&r, RDTP_EVAL, t_backend());
     T_EXPECT_MSG(isfinite(r.rank[0].sums[0]), "%s: an ignored token counts", variants[v].name);
     rig_close(&r);
 
@@ -284,7 +284,7 @@ T_TEST(rdtp_non_finite_logits) {
         r.rank[i].labels[n] = (int32_t)(c.vocab - 1);
       }
     for (int64_t j = 0; j < r.rank[0].vocab_rows; ++j) ((double *)r.rank[0].w)[j * 2] = -INFINITY;
-    rig_run(&r, RDTP_EVAL, LEV_BACKEND_CPU);
+    rig_run(&r, RDTP_EVAL, t_backend());
     for (int i = 0; i < c.ranks; ++i)
       T_EXPECT_MSG(isfinite(r.rank[i].sums[0]), "%s: -inf not masked", variants[v].name);
     rig_close(&r);

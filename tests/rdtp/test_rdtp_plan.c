@@ -266,7 +266,7 @@ T_TEST(rdtp_dry_events_equal_cpu_events) {
     for (int phase = RDTP_STEP; phase <= RDTP_EVAL; ++phase) {
       rig cpu, dry_rig;
       if (rig_open(&cpu, &cases[i]) && rig_open(&dry_rig, &cases[i])) {
-        rig_run(&cpu, (rdtp_phase)phase, LEV_BACKEND_CPU);
+        rig_run(&cpu, (rdtp_phase)phase, t_backend());
         rig_run(&dry_rig, (rdtp_phase)phase, LEV_BACKEND_DRY);
         for (int r = 0; r < cases[i].ranks; ++r) {
           const lev_trace *a = cpu.rank[r].trace, *b = dry_rig.rank[r].trace;
@@ -293,7 +293,7 @@ T_TEST(rdtp_failing_collectives) {
       rig r;
       if (rig_open(&r, &cases[i])) {
         r.rank[1].fault.fail_at[LEV_FAULT_COLLECTIVE] = n;
-        rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+        rig_run(&r, RDTP_STEP, t_backend());
         bool hit = r.rank[1].fault.seen[LEV_FAULT_COLLECTIVE] >= n;
         T_EXPECT_MSG(!hit || r.rank[1].status != LEV_OK, "case %d: failing collective %lld went unnoticed", i,
                      (long long)n);

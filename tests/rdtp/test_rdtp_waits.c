@@ -56,7 +56,7 @@ static bool play(int which, int64_t drop, uint64_t jitter, int64_t *waits) {
   bool right = true;
   if (rig_open(&r, &c)) {
     r.rank[1].fault.fail_at[LEV_FAULT_DROP_WAIT] = drop;
-    rig_run(&r, RDTP_STEP, LEV_BACKEND_CPU);
+    rig_run(&r, RDTP_STEP, t_backend());
     *waits = r.rank[1].fault.seen[LEV_FAULT_DROP_WAIT];
     for (int i = 0; i < c.ranks; ++i) {
       const rig_rank *k = &r.rank[i];
