@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/model/ops.h"
+#include "tests/model/ops_rig.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -24,16 +25,19 @@ static void rmsnorm_oracle(const double *x, const double *w, double *y, int64_t 
 }
 
 T_TEST(rmsnorm_matches_oracle) {
+  ops_begin();
   const lev_dtype types[] = {LEV_F64, LEV_F32, LEV_BF16};
   const double tolerance[] = {1e-14, 1e-6, 4e-3}; /* bf16: half an ulp is 2^-9 */
   for (int i = 0; i < 3; ++i) {
-    double x64[ROWS * COLS], w64[COLS], want[ROWS * COLS], x[ROWS * COLS], w[COLS], y[ROWS * COLS];
+    double x64[ROWS * COLS], w64[COLS], want[ROWS * COLS];
+    OPS_ROOM(double, x, ROWS * COLS);
+    OPS_ROOM(double, w, COLS);
+    OPS_ROOM(double, y, ROWS * COLS);
     num_random(types[i], x, x64, ROWS * COLS, 3, 1);
     num_random(types[i], w, w64, COLS, 1, 2);
-    num_poison(y, sizeof y);
     rmsnorm_oracle(x64, w64, want, ROWS, COLS, 1e-5);
     lev_rmsnorm_args args = {types[i], ROWS, COLS, 1e-5, x, w, y};
-    lev_rmsnorm_kernel.cpu(&args);
+    OPS_RUN(lev_rmsnorm_kernel, args);
     NUM_CHECK(types[i], y, want, ROWS, COLS, tolerance[i], "rmsnorm");
   }
 }
@@ -45,8 +49,9 @@ typedef void (*forward_fn)(const double *input, double *output, void *ctx);
 /* Directional check: d/dt <c, f(x + t u)> against <grad, u>. */
 static void check_gradient(forward_fn f, void *ctx, const double *input, int n_in, int n_out, const double *c,
                            const double *grad, const char *what) {
-  double *u = malloc(sizeof(double) * (size_t)n_in), *moved = malloc(sizeof(double) * (size_t)n_in);
-  double *out = malloc(sizeof(double) * (size_t)n_out);
+  OPS_ROOM(double, u, n_in);
+  OPS_ROOM(double, moved, n_in);
+  OPS_ROOM(double, out, n_out);
   for (uint32_t trial = 0; trial < 4; ++trial) {
     double t = 1e-5, want[2] = {0, 0}, got = 0;
     num_random(LEV_F64, u, NULL, n_in, 1, 100 + trial);
@@ -59,32 +64,40 @@ static void check_gradient(forward_fn f, void *ctx, const double *input, int n_i
     double slope = (want[0] - want[1]) / (2 * t);
     T_EXPECT_MSG(fabs(slope - got) <= 1e-7 * (1 + fabs(slope)), "%s: slope %.12g, gradient says %.12g", what, slope, got);
   }
-  free(u), free(moved), free(out);
 }
 
 static void rmsnorm_of_input(const double *input, double *output, void *ctx) {
   (void)ctx; /* input = x, then w */
   lev_rmsnorm_args args = {LEV_F64, ROWS, COLS, 1e-5, input, input + ROWS * COLS, output};
-  lev_rmsnorm_kernel.cpu(&args);
+  OPS_RUN(lev_rmsnorm_kernel, args);
 }
 
 T_TEST(rmsnorm_backward_by_differences) {
-  double input[ROWS * COLS + COLS], c[ROWS * COLS], grad[ROWS * COLS + COLS] = {0};
+  ops_begin();
+  OPS_ROOM(double, input, ROWS * COLS + COLS);
+  OPS_ROOM(double, c, ROWS * COLS);
+  OPS_ROOM(double, grad, ROWS * COLS + COLS);
+  memset(grad, 0, sizeof(double) * (ROWS * COLS + COLS));
   num_random(LEV_F64, input, NULL, ROWS * COLS + COLS, 2, 3);
   num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 4);
   lev_rmsnorm_backward_args args = {.dtype = LEV_F64, .rows = ROWS, .cols = COLS, .eps = 1e-5, .x = input,
                                     .w = input + ROWS * COLS, .dy = c, .dx = grad, .dw = grad + ROWS * COLS};
-  lev_rmsnorm_backward_kernel.cpu(&args);
+  args.scratch = ops_scratch(&args.scratch_bytes);
+  OPS_RUN(lev_rmsnorm_backward_kernel, args);
   check_gradient(rmsnorm_of_input, NULL, input, ROWS * COLS + COLS, ROWS * COLS, c, grad, "rmsnorm");
   /* in place on x, and accumulated */
-  double x[ROWS * COLS], twice[ROWS * COLS], dw[COLS] = {0};
-  memcpy(x, input, sizeof x);
+  const size_t bytes = sizeof(double) * ROWS * COLS;
+  OPS_ROOM(double, x, ROWS * COLS);
+  OPS_ROOM(double, twice, ROWS * COLS);
+  OPS_ROOM(double, dw, COLS);
+  memset(dw, 0, sizeof(double) * COLS);
+  memcpy(x, input, bytes);
   args.x = x, args.dx = x, args.dw = dw;
-  lev_rmsnorm_backward_kernel.cpu(&args);
-  T_EXPECT(memcmp(x, grad, sizeof x) == 0);
-  memcpy(twice, grad, sizeof twice);
+  OPS_RUN(lev_rmsnorm_backward_kernel, args);
+  T_EXPECT(memcmp(x, grad, bytes) == 0);
+  memcpy(twice, grad, bytes);
   args.x = input, args.dx = twice, args.accumulate = true;
-  lev_rmsnorm_backward_kernel.cpu(&args);
+  OPS_RUN(lev_rmsnorm_backward_kernel, args);
   for (int i = 0; i < ROWS * COLS; ++i) x[i] = 2 * grad[i];
   NUM_CHECK(LEV_F64, twice, x, ROWS, COLS, 1e-14, "accumulated dx");
 }
@@ -109,14 +122,19 @@ static const qk_case qk_cases[] = {
      position}};
 
 static lev_qk_args qk_args(const qk_case *c, const double *input) {
+  size_t scratch_bytes;
+  void *scratch = ops_scratch(&scratch_bytes);
+  int32_t *at = NULL;
+  if (c->position) at = memcpy(ops_room(sizeof position), position, sizeof position);
   return (lev_qk_args){.dtype = LEV_F64, .rows = ROWS, .heads = HEADS, .head_dim = DIM, .norm = c->norm, .eps = 1e-5,
-                       .clip = c->clip, .rope = c->rope, .position = c->position, .x = input, .w = input + ROWS * COLS};
+                       .clip = c->clip, .rope = c->rope, .position = at, .x = input, .w = input + ROWS * COLS,
+                       .scratch = scratch, .scratch_bytes = scratch_bytes};
 }
 
 static void qk_of_input(const double *input, double *output, void *ctx) {
   lev_qk_args args = qk_args(ctx, input);
   args.y = output;
-  lev_qk_kernel.cpu(&args);
+  OPS_RUN(lev_qk_kernel, args);
 }
 
 static void qk_oracle(const qk_case *c, const double *input, double *want) {
@@ -136,10 +154,16 @@ static void qk_oracle(const qk_case *c, const double *input, double *want) {
 }
 
 T_TEST(qk_matches_oracle_and_differences) {
+  ops_begin();
   for (size_t kind = 0; kind < sizeof qk_cases / sizeof *qk_cases; ++kind) {
     qk_case c = qk_cases[kind];
     int n_w = c.norm == LEV_QK_NORM_FULL ? COLS : c.norm == LEV_QK_NORM_HEAD ? DIM : 0, n_in = ROWS * COLS + n_w;
-    double input[ROWS * COLS + COLS], y[ROWS * COLS], want[ROWS * COLS], up[ROWS * COLS], grad[ROWS * COLS + COLS] = {0};
+    double want[ROWS * COLS];
+    OPS_ROOM(double, input, ROWS * COLS + COLS);
+    OPS_ROOM(double, y, ROWS * COLS);
+    OPS_ROOM(double, up, ROWS * COLS);
+    OPS_ROOM(double, grad, ROWS * COLS + COLS);
+    memset(grad, 0, sizeof(double) * (ROWS * COLS + COLS));
     num_random(LEV_F64, input, NULL, n_in, 2, 5);
     num_random(LEV_F64, up, NULL, ROWS * COLS, 1, 6);
     qk_of_input(input, y, &c);
@@ -147,7 +171,7 @@ T_TEST(qk_matches_oracle_and_differences) {
     NUM_CHECK(LEV_F64, y, want, ROWS, COLS, 1e-11, "qk");
     lev_qk_args args = qk_args(&c, input);
     args.dy = up, args.dx = grad, args.dw = grad + ROWS * COLS;
-    lev_qk_backward_kernel.cpu(&args);
+    OPS_RUN(lev_qk_backward_kernel, args);
     check_gradient(qk_of_input, &c, input, n_in, ROWS * COLS, up, grad, "qk");
   }
 }
@@ -157,20 +181,26 @@ T_TEST(qk_matches_oracle_and_differences) {
 static void swiglu_of_input(const double *input, double *output, void *ctx) {
   (void)ctx; /* input = gate, then up */
   lev_swiglu_args args = {LEV_F64, ROWS * COLS, input, input + ROWS * COLS, output};
-  lev_swiglu_kernel.cpu(&args);
+  OPS_RUN(lev_swiglu_kernel, args);
 }
 
 T_TEST(swiglu_matches_oracle_and_differences) {
-  double input[2 * ROWS * COLS], grad[2 * ROWS * COLS], y[ROWS * COLS], want[ROWS * COLS], c[ROWS * COLS], d[ROWS * COLS];
+  ops_begin();
+  double want[ROWS * COLS];
+  OPS_ROOM(double, input, 2 * ROWS * COLS);
+  OPS_ROOM(double, grad, 2 * ROWS * COLS);
+  OPS_ROOM(double, y, ROWS * COLS);
+  OPS_ROOM(double, c, ROWS * COLS);
+  OPS_ROOM(double, d, ROWS * COLS);
   num_random(LEV_F64, input, NULL, 2 * ROWS * COLS, 3, 40);
   num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 41);
   for (int i = 0; i < ROWS * COLS; ++i) want[i] = input[i] / (1 + exp(-input[i])) * input[ROWS * COLS + i];
   swiglu_of_input(input, y, NULL);
   NUM_CHECK(LEV_F64, y, want, ROWS, COLS, 1e-14, "swiglu");
-  memcpy(grad, input, sizeof grad);
-  memcpy(d, c, sizeof d);
+  memcpy(grad, input, sizeof(double) * 2 * ROWS * COLS);
+  memcpy(d, c, sizeof(double) * ROWS * COLS);
   lev_swiglu_backward_args args = {LEV_F64, ROWS * COLS, grad, grad + ROWS * COLS, d};
-  lev_swiglu_backward_kernel.cpu(&args);
+  OPS_RUN(lev_swiglu_backward_kernel, args);
   NUM_CHECK(LEV_F64, d, want, ROWS, COLS, 1e-14, "swiglu rebuilt");
   check_gradient(swiglu_of_input, NULL, input, 2 * ROWS * COLS, ROWS * COLS, c, grad, "swiglu");
 }
@@ -180,7 +210,7 @@ T_TEST(swiglu_matches_oracle_and_differences) {
 typedef struct router_case {
   lev_route_rule rule;
   const double *bias;
-  int32_t ids[ROWS * TOP_K];
+  int32_t *ids; /* [ROWS * TOP_K] */
 } router_case;
 
 enum { RULES = 5 };
@@ -194,14 +224,17 @@ static lev_route_rule rule_of(int i) {
 }
 
 static lev_router_args router_args(const lev_route_rule *rule, const double *logits, int32_t *ids, double *weights) {
+  size_t scratch_bytes;
+  void *scratch = ops_scratch(&scratch_bytes);
   return (lev_router_args){.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = *rule,
-                           .logits = logits, .ids = ids, .weights = weights};
+                           .logits = logits, .ids = ids, .weights = weights, .scratch = scratch,
+                           .scratch_bytes = scratch_bytes};
 }
 
 static void router_of_logits(const double *input, double *output, void *ctx) {
   router_case *c = ctx;
   lev_router_args args = router_args(&c->rule, input, c->ids, output);
-  lev_router_kernel.cpu(&args);
+  OPS_RUN(lev_router_kernel, args);
 }
 
 /* Scores and, normalised over E, probabilities of a row. */
@@ -244,18 +277,25 @@ static void choice_oracle(const lev_route_rule *rule, const double *choice, int3
 }
 
 T_TEST(router_matches_oracle) {
-  double logits[ROWS * EXPERTS], bias[EXPERTS];
+  ops_begin();
+  OPS_ROOM(double, logits, ROWS * EXPERTS);
+  OPS_ROOM(double, bias, EXPERTS);
   num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 20);
   num_random(LEV_F64, bias, NULL, EXPERTS, 0.5, 21);
   for (int i = 0; i < RULES; ++i)
     for (int biased = 0; biased < 2; ++biased) {
       lev_route_rule rule = rule_of(i);
-      double weights[ROWS * TOP_K], want[ROWS * TOP_K], sums[1 + 2 * EXPERTS] = {0}, mass[EXPERTS] = {0};
-      int32_t ids[ROWS * TOP_K], chosen[ROWS * TOP_K];
-      int64_t counts[EXPERTS] = {0};
+      double want[ROWS * TOP_K], mass[EXPERTS] = {0};
+      int32_t chosen[ROWS * TOP_K];
+      OPS_ROOM(double, weights, ROWS * TOP_K);
+      OPS_ROOM(double, sums, 1 + 2 * EXPERTS);
+      OPS_ROOM(int32_t, ids, ROWS * TOP_K);
+      OPS_ROOM(int64_t, counts, EXPERTS);
+      memset(sums, 0, sizeof(double) * (1 + 2 * EXPERTS));
+      memset(counts, 0, sizeof(int64_t) * EXPERTS);
       lev_router_args args = router_args(&rule, logits, ids, weights);
       args.select = true, args.bias = biased ? bias : NULL, args.counts = counts, args.sums = sums;
-      lev_router_kernel.cpu(&args);
+      OPS_RUN(lev_router_kernel, args);
       for (int t = 0; t < ROWS; ++t) {
         double score[EXPERTS], p[EXPERTS], choice[EXPERTS], sum = 0;
         scores_oracle(&rule, logits + t * EXPERTS, score, p);
@@ -265,7 +305,7 @@ T_TEST(router_matches_oracle) {
         for (int j = 0; j < TOP_K; ++j)
           want[t * TOP_K + j] = rule.scale * score[chosen[t * TOP_K + j]] / (rule.norm_topk ? sum : 1);
       }
-      T_EXPECT_MSG(memcmp(ids, chosen, sizeof ids) == 0, "rule %d, bias %d: other experts", i, biased);
+      T_EXPECT_MSG(memcmp(ids, chosen, sizeof chosen) == 0, "rule %d, bias %d: other experts", i, biased);
       NUM_CHECK(LEV_F64, weights, want, ROWS, TOP_K, 1e-13, "router weights");
       NUM_CHECK(LEV_F64, sums + 1, mass, EXPERTS, 1, 1e-13, "probability sums");
       int64_t assigned = 0;
@@ -278,34 +318,42 @@ T_TEST(router_matches_oracle) {
 }
 
 T_TEST(router_picks_the_largest_with_ties_to_the_lower_id) {
-  double logits[2 * EXPERTS] = {1, 5, 5, 2, 5, 0, 1, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1}, weights[2 * TOP_K];
-  int32_t ids[2 * TOP_K], want[2 * TOP_K] = {1, 2, 4, 0, 1, 2};
+  ops_begin();
+  static const double tied[2 * EXPERTS] = {1, 5, 5, 2, 5, 0, 1, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  static const int32_t want[2 * TOP_K] = {1, 2, 4, 0, 1, 2};
+  double *logits = memcpy(ops_room(sizeof tied), tied, sizeof tied);
+  OPS_ROOM(double, weights, 2 * TOP_K);
+  OPS_ROOM(int32_t, ids, 2 * TOP_K);
   lev_route_rule rule = rule_of(0);
   lev_router_args args = router_args(&rule, logits, ids, weights);
   args.rows = 2, args.select = true;
-  lev_router_kernel.cpu(&args);
-  T_EXPECT(memcmp(ids, want, sizeof ids) == 0);
+  OPS_RUN(lev_router_kernel, args);
+  T_EXPECT(memcmp(ids, want, sizeof want) == 0);
   T_EXPECT(fabs(weights[3] - 1.0 / EXPERTS) < 1e-15);
   args.rule.norm_topk = true;
-  lev_router_kernel.cpu(&args);
+  OPS_RUN(lev_router_kernel, args);
   T_EXPECT(fabs(weights[3] - 1.0 / TOP_K) < 1e-15);
   args.uniform = true;
-  lev_router_kernel.cpu(&args);
+  OPS_RUN(lev_router_kernel, args);
   T_EXPECT(ids[0] == 0 && ids[TOP_K] == 3 && ids[TOP_K + 2] == 5);
 }
 
 T_TEST(router_backward_by_differences) {
+  ops_begin();
   for (int i = 0; i < RULES; ++i) {
-    double logits[ROWS * EXPERTS], weights[ROWS * TOP_K], c[ROWS * TOP_K], grad[ROWS * EXPERTS];
-    router_case rc = {.rule = rule_of(i)};
+    OPS_ROOM(double, logits, ROWS * EXPERTS);
+    OPS_ROOM(double, weights, ROWS * TOP_K);
+    OPS_ROOM(double, c, ROWS * TOP_K);
+    OPS_ROOM(double, grad, ROWS * EXPERTS);
+    router_case rc = {.rule = rule_of(i), .ids = ops_room(sizeof(int32_t) * ROWS * TOP_K)};
     num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 7);
     num_random(LEV_F64, c, NULL, ROWS * TOP_K, 1, 8);
     lev_router_args args = router_args(&rc.rule, logits, rc.ids, weights);
     args.select = true;
-    lev_router_kernel.cpu(&args);
+    OPS_RUN(lev_router_kernel, args);
     lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K,
                                      .rule = rc.rule, .logits = logits, .ids = rc.ids, .dweights = c, .dlogits = grad};
-    lev_router_backward_kernel.cpu(&back);
+    OPS_RUN(lev_router_backward_kernel, back);
     check_gradient(router_of_logits, &rc, logits, ROWS * EXPERTS, ROWS * TOP_K, c, grad, "router weights");
   }
 }
@@ -329,28 +377,37 @@ static void router_losses(const double *logits, double *output, void *ctx) {
 }
 
 T_TEST(router_balance_and_z_by_differences) {
+  ops_begin();
   for (int i = 0; i < RULES; ++i) {
-    double logits[ROWS * EXPERTS], dweights[ROWS * TOP_K] = {0}, grad[ROWS * EXPERTS], one = 1;
-    int32_t ids[ROWS * TOP_K];
-    int64_t counts[EXPERTS] = {4, 0, 1, 5, 2, 2, 1, 0, 3};
+    static const int64_t loads[EXPERTS] = {4, 0, 1, 5, 2, 2, 1, 0, 3};
+    double one = 1;
+    OPS_ROOM(double, logits, ROWS * EXPERTS);
+    OPS_ROOM(double, dweights, ROWS * TOP_K);
+    OPS_ROOM(double, grad, ROWS * EXPERTS);
+    OPS_ROOM(int32_t, ids, ROWS * TOP_K);
+    int64_t *counts = memcpy(ops_room(sizeof loads), loads, sizeof loads);
+    memset(dweights, 0, sizeof(double) * ROWS * TOP_K);
     loss_case c = {rule_of(i), counts};
     for (int j = 0; j < ROWS * TOP_K; ++j) ids[j] = j % TOP_K;
     num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 9);
     lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = c.rule,
                                      .logits = logits, .ids = ids, .dweights = dweights, .counts = counts,
                                      .balance_scale = 0.3, .z_scale = 0.7, .dlogits = grad};
-    lev_router_backward_kernel.cpu(&back);
+    OPS_RUN(lev_router_backward_kernel, back);
     check_gradient(router_losses, &c, logits, ROWS * EXPERTS, 1, &one, grad, "balance and z-loss");
   }
 }
 
 T_TEST(router_bias_update_pushes_towards_the_mean) {
-  const double counts[EXPERTS] = {9, 0, 3, 3, 3, 1, 4, 2, 2}; /* mean 3 */
-  double bias[EXPERTS] = {0.5, 0, 0, -0.25, 0, 0, 0, 0, 0}, want[EXPERTS], sum = 0;
+  ops_begin();
+  static const double loads[EXPERTS] = {9, 0, 3, 3, 3, 1, 4, 2, 2}; /* mean 3 */
+  static const double start[EXPERTS] = {0.5, 0, 0, -0.25, 0, 0, 0, 0, 0};
+  double *counts = memcpy(ops_room(sizeof loads), loads, sizeof loads);
+  double *bias = memcpy(ops_room(sizeof start), start, sizeof start), want[EXPERTS], sum = 0;
   const double sign[EXPERTS] = {-1, 1, 0, 0, 0, 1, -1, 1, 1};
   for (int e = 0; e < EXPERTS; ++e) want[e] = bias[e] + 0.01 * (sign[e] - 2.0 / EXPERTS);
   lev_route_bias_args args = {.dtype = LEV_F64, .experts = EXPERTS, .rate = 0.01, .counts = counts, .bias = bias};
-  lev_route_bias_kernel.cpu(&args);
+  OPS_RUN(lev_route_bias_kernel, args);
   NUM_CHECK(LEV_F64, bias, want, EXPERTS, 1, 1e-14, "selection bias");
   for (int e = 0; e < EXPERTS; ++e) sum += bias[e];
   T_EXPECT(fabs(sum - 0.25) < 1e-15); /* the update has mean zero */
@@ -358,25 +415,31 @@ T_TEST(router_bias_update_pushes_towards_the_mean) {
 
 /* Tokens that favour some experts: the bias evens the loads out, whatever the score. */
 T_TEST(router_bias_evens_the_load) {
+  ops_begin();
   enum { TOKENS = 400, STEPS = 150 };
-  static double logits[TOKENS * EXPERTS], weights[TOKENS * TOP_K];
-  static int32_t ids[TOKENS * TOP_K];
+  OPS_ROOM(double, logits, TOKENS * EXPERTS);
+  OPS_ROOM(double, weights, TOKENS * TOP_K);
+  OPS_ROOM(int32_t, ids, TOKENS * TOP_K);
+  OPS_ROOM(double, bias, EXPERTS);
+  OPS_ROOM(double, sums, 1 + 2 * EXPERTS);
   num_random(LEV_F64, logits, NULL, TOKENS * EXPERTS, 2, 31);
   for (int i = 0; i < TOKENS * EXPERTS; ++i) logits[i] += 0.3 * (i % EXPERTS);
   for (int score = 0; score < 2; ++score) {
-    double bias[EXPERTS] = {0}, first = 0, last = 0, mean = (double)TOKENS * TOP_K / EXPERTS;
+    double first = 0, last = 0, mean = (double)TOKENS * TOP_K / EXPERTS;
     lev_route_rule rule = {.score = (lev_score)score, .groups = 1, .top_groups = 1, .scale = 1};
+    memset(bias, 0, sizeof(double) * EXPERTS);
     for (int step = 0; step < STEPS; ++step) {
-      double sums[1 + 2 * EXPERTS] = {0}, most = 0;
+      double most = 0;
+      memset(sums, 0, sizeof(double) * (1 + 2 * EXPERTS));
       lev_router_args args = router_args(&rule, logits, ids, weights);
       args.rows = TOKENS, args.select = true, args.bias = bias, args.sums = sums;
-      lev_router_kernel.cpu(&args);
+      OPS_RUN(lev_router_kernel, args);
       for (int e = 0; e < EXPERTS; ++e) most = fmax(most, sums[1 + EXPERTS + e]);
       if (step == 0) first = most / mean - 1;
       last = most / mean - 1;
       lev_route_bias_args update = {
           .dtype = LEV_F64, .experts = EXPERTS, .rate = 0.003, .counts = sums + 1 + EXPERTS, .bias = bias};
-      lev_route_bias_kernel.cpu(&update);
+      OPS_RUN(lev_route_bias_kernel, update);
     }
     T_EXPECT_MSG(first > 0.5 && last < 0.1, "score %d: largest load above the mean %g, then %g", score, first, last);
   }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/gemm.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -16,7 +17,7 @@ static lev_status open_arenas(muon_rig *r, size_t extra, size_t shortage, bool d
   for (int c = 0; c <= LEV_MEM_PINNED; ++c) {
     size_t bytes = keep[c] + step[c] + (c == LEV_MEM_DEVICE ? extra - shortage : 0);
     void *slab;
-    LEV_TRY(lev_device_alloc(r->device, (lev_mem)c, bytes, &slab));
+    LEV_TRY(lev_device_alloc(r->device, t_mem((lev_mem)c), bytes, &slab));
     if (!dry) memset(slab, 0xFF, bytes);
     LEV_TRY(lev_arena_create(r->device, r->ledger, (lev_mem)c, slab, dry ? SIZE_MAX : bytes, &r->arenas[c]));
   }

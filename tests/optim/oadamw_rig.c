@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/optim/on_host.h"
+
 const oadamw_segment oadamw_rig_segments[OADAMW_RIG_SEGMENTS] = {
     {.offset = 500, .count = 131, .weight_decay = 0.1, .lr_scale = 1},
     {.offset = 0, .count = 0, .weight_decay = 0.1, .lr_scale = 1},
@@ -59,23 +61,23 @@ static void look(const void *args) {
   oadamw_rig *r = ((const rig_args *)args)->r;
   r->seen = fold(r->seen, r->params, (size_t)r->shard * lev_dtype_bytes(r->config.param_dtype));
 }
-static const lev_kernel params_kernel = {.name = "test.params", .cpu = fill_params};
-static const lev_kernel grads_kernel = {.name = "test.grads", .cpu = fill_grads};
-static const lev_kernel look_kernel = {.name = "test.look", .cpu = look};
+TEST_HOST_KERNEL(params_kernel, fill_params);
+TEST_HOST_KERNEL(grads_kernel, fill_grads);
+TEST_HOST_KERNEL(look_kernel, look);
 
 static void pause_8ms(const void *args) {
   (void)args;
   nanosleep(&(struct timespec){.tv_nsec = 8000000}, NULL);
 }
-static const lev_kernel pause_kernel = {.name = "test.pause", .cpu = pause_8ms};
+TEST_HOST_KERNEL(pause_kernel, pause_8ms);
 static bool open_memory(oadamw_rig *r, lev_backend backend) {
   size_t bytes[LEV_MEM_CLASSES], step[LEV_MEM_CLASSES];
   oadamw_plan_bytes(r->plan, OADAMW_PERSISTENT, bytes);
   oadamw_plan_bytes(r->plan, OADAMW_STEP, step);
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
     size_t all = bytes[c] + step[c];
-    if (!T_EXPECT_OK(lev_device_alloc(r->device, (lev_mem)c, all, &r->slab[c]))) return false;
-    if (backend == LEV_BACKEND_CPU) memset(r->slab[c], 0xFF, all);
+    if (!T_EXPECT_OK(lev_device_alloc(r->device, t_mem((lev_mem)c), all, &r->slab[c]))) return false;
+    if (backend != LEV_BACKEND_DRY) memset(r->slab[c], 0xFF, all);
     if (!T_EXPECT_OK(lev_arena_create(r->device, r->ledger, (lev_mem)c, r->slab[c], all, &r->arena[c]))) return false;
   }
   lev_blocks blocks;
@@ -85,8 +87,8 @@ static bool open_memory(oadamw_rig *r, lev_backend backend) {
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) lev_arena_seal(r->arena[c]);
   size_t pb = (size_t)r->shard * lev_dtype_bytes(r->config.param_dtype);
   size_t gb = (size_t)r->shard * lev_dtype_bytes(r->config.grad_dtype);
-  return T_EXPECT_OK(lev_device_alloc(r->device, LEV_MEM_DEVICE, pb, &r->params)) &&
-         T_EXPECT_OK(lev_device_alloc(r->device, LEV_MEM_DEVICE, gb, &r->grads));
+  return T_EXPECT_OK(lev_device_alloc(r->device, t_mem(LEV_MEM_DEVICE), pb, &r->params)) &&
+         T_EXPECT_OK(lev_device_alloc(r->device, t_mem(LEV_MEM_DEVICE), gb, &r->grads));
 }
 
 bool oadamw_rig_open(oadamw_rig *r, lev_backend backend, const oadamw_config *config, int64_t shard, uint64_t jitter) {

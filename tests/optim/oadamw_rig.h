@@ -6,6 +6,7 @@
 #include "common/arena.h"
 #include "common/device.h"
 #include "offload_adamw/offload_adamw.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 

@@ -3,11 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/optim/muon_rig.h"
 #include "tests/t.h"
 
-#define CPU ((muon_rig_options){.backend = LEV_BACKEND_CPU})
+#define CPU ((muon_rig_options){.backend = t_backend()})
 #define SIZE_MAX_TEST 4096
 
 static muon_config f64_config(const muon_matrix *matrices, int n) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/optim/muon_rig.h"
 #include "tests/t.h"
@@ -60,7 +61,7 @@ T_TEST(muon_bounded_equals_plain_bit_for_bit) {
     muon_config c = mixed_config(LEV_F32);
     c.param_dtype = types[t][0], c.grad_dtype = types[t][1], c.compute_dtype = types[t][2];
     c.schedule = MUON_PLAIN;
-    size_t bytes = run(&c, (muon_rig_options){.backend = LEV_BACKEND_CPU}, want);
+    size_t bytes = run(&c, (muon_rig_options){.backend = t_backend()}, want);
     T_EXPECT(bytes > 0);
     c.schedule = MUON_BOUNDED;
     for (int slots = 1; slots <= 4; ++slots) {
@@ -71,7 +72,7 @@ T_TEST(muon_bounded_equals_plain_bit_for_bit) {
       for (int b = 0; b < 5 && !t_failed(); ++b) {
         c.bucket_bytes = choices[b];
         memset(got, 0, sizeof got);
-        muon_rig_options options = {.backend = LEV_BACKEND_CPU,
+        muon_rig_options options = {.backend = t_backend(),
                                     .jitter_seed = t == 1 && b < 2 ? t_seed() + (uint64_t)slots : 0};
         T_EXPECT_EQ_I64(bytes, run(&c, options, got));
         T_EXPECT_MSG(memcmp(want, got, bytes) == 0, "types %d, %d slots, bucket_bytes %zu differ from plain", t, slots,
@@ -123,7 +124,7 @@ T_TEST(muon_planned_bytes_are_exact) {
     muon_config c = mixed_config(LEV_BF16);
     c.schedule = (muon_schedule)schedule;
     muon_rig r;
-    if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = LEV_BACKEND_CPU})) {
+    if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = t_backend()})) {
       T_EXPECT_OK(muon_rig_step(&r, 1, 0.01, 1));
       size_t keep[LEV_MEM_CLASSES], step[LEV_MEM_CLASSES];
       muon_plan_bytes(r.plan, MUON_PERSISTENT, keep);
@@ -250,7 +251,7 @@ T_TEST(muon_without_matrices) {
 T_TEST(muon_resume_is_bit_equal) {
   muon_config c = mixed_config(LEV_BF16);
   muon_rig whole, first, second;
-  const muon_rig_options cpu = {.backend = LEV_BACKEND_CPU};
+  const muon_rig_options cpu = {.backend = t_backend()};
   if (muon_rig_open(&whole, &c, SHARD, cpu) && muon_rig_open(&first, &c, SHARD, cpu)) {
     for (int step = 1; step <= 4; ++step) T_EXPECT_OK(muon_rig_step(&whole, step, 0.02, 1));
     for (int step = 1; step <= 2; ++step) T_EXPECT_OK(muon_rig_step(&first, step, 0.02, 1));
@@ -382,7 +383,7 @@ static void owner_rank(int rank, void *ctx) {
   for (int i = 0; i < N_MIXED; ++i)
     if (o->owner[i] == rank) mine[c.n_matrices++] = mixed[i];
   muon_rig r;
-  if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = LEV_BACKEND_CPU})) {
+  if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = t_backend()})) {
     for (int step = 1; step <= 2; ++step) T_EXPECT_OK(muon_rig_step(&r, step, 0.02, 1));
     memcpy(o->params[rank], r.params, sizeof o->params[rank]);
   }
@@ -395,7 +396,7 @@ T_TEST(muon_owners_together_equal_one_rank) {
   t_ranks(3, owner_rank, &o);
   muon_config c = mixed_config(LEV_F32);
   muon_rig r;
-  if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = LEV_BACKEND_CPU})) {
+  if (muon_rig_open(&r, &c, SHARD, (muon_rig_options){.backend = t_backend()})) {
     for (int step = 1; step <= 2; ++step) T_EXPECT_OK(muon_rig_step(&r, step, 0.02, 1));
     for (int i = 0; i < N_MIXED; ++i) {
       size_t bytes = lev_bytes(mixed[i].rows, mixed[i].cols, sizeof(float));

@@ -17,11 +17,12 @@ static bool norm_open(norm_rig *r, lev_dtype dtype, int64_t n) {
   r->n = n;
   void *scratch = NULL, *out2 = NULL;
   size_t bytes = oadamw_norm_scratch_bytes(n);
-  bool ok = T_EXPECT_OK(lev_device_open(&(lev_device_config){.backend = LEV_BACKEND_CPU}, &r->device)) &&
-            T_EXPECT_OK(lev_stream_create(r->device, "norm", &r->stream)) &&
-            T_EXPECT_OK(lev_device_alloc(r->device, LEV_MEM_DEVICE, (size_t)n * lev_dtype_bytes(dtype), &r->grads)) &&
-            T_EXPECT_OK(lev_device_alloc(r->device, LEV_MEM_DEVICE, bytes, &scratch)) &&
-            T_EXPECT_OK(lev_device_alloc(r->device, LEV_MEM_DEVICE, 16, &out2));
+  bool ok =
+      T_EXPECT_OK(lev_device_open(&(lev_device_config){.backend = t_backend()}, &r->device)) &&
+      T_EXPECT_OK(lev_stream_create(r->device, "norm", &r->stream)) &&
+      T_EXPECT_OK(lev_device_alloc(r->device, t_mem(LEV_MEM_DEVICE), (size_t)n * lev_dtype_bytes(dtype), &r->grads)) &&
+      T_EXPECT_OK(lev_device_alloc(r->device, t_mem(LEV_MEM_DEVICE), bytes, &scratch)) &&
+      T_EXPECT_OK(lev_device_alloc(r->device, t_mem(LEV_MEM_DEVICE), 16, &out2));
   if (!ok) return false;
   memset(scratch, 0xFF, bytes);
   r->scratch = scratch, r->out2 = out2;
@@ -140,7 +141,7 @@ T_TEST(oadamw_clipped_step) {
   oadamw_rig r = {0};
   oadamw_oracle o = {0};
   norm_rig n = {0};
-  if (oadamw_rig_open(&r, LEV_BACKEND_CPU, &c, OADAMW_RIG_SHARD, 0) && oadamw_oracle_open(&o, &r) &&
+  if (oadamw_rig_open(&r, t_backend(), &c, OADAMW_RIG_SHARD, 0) && oadamw_oracle_open(&o, &r) &&
       norm_open(&n, LEV_F64, OADAMW_RIG_SHARD)) {
     double *x = n.grads, sum = 0; /* the gradient that step 1 will have */
     for (int64_t i = 0; i < OADAMW_RIG_SHARD; ++i) x[i] = oadamw_rig_grad(1, i), sum += x[i] * x[i];

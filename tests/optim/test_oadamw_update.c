@@ -14,7 +14,7 @@ enum { N_PAIRS = sizeof pairs / sizeof *pairs };
 static void against_oracle(const oadamw_config *c, double param_tolerance, double state_tolerance) {
   oadamw_rig r = {0};
   oadamw_oracle o = {0};
-  if (oadamw_rig_open(&r, LEV_BACKEND_CPU, c, OADAMW_RIG_SHARD, 0) && oadamw_oracle_open(&o, &r)) {
+  if (oadamw_rig_open(&r, t_backend(), c, OADAMW_RIG_SHARD, 0) && oadamw_oracle_open(&o, &r)) {
     T_EXPECT_OK(oadamw_rig_run(&r, 1, 6));
     for (int step = 1; step <= 6; ++step) oadamw_oracle_step(&o, &r, step, 0.01 / step, 0.7);
     oadamw_oracle_check(&o, &r, param_tolerance, state_tolerance);
@@ -55,13 +55,17 @@ T_TEST(oadamw_uses_its_constants) {
 
 /* ---- bit equality ---- */
 
-static uint64_t digest_of(const oadamw_config *c, uint64_t jitter) {
+static uint64_t digest_on(lev_backend backend, const oadamw_config *c, uint64_t jitter) {
   oadamw_rig r = {0};
   uint64_t digest = 0;
-  if (oadamw_rig_open(&r, LEV_BACKEND_CPU, c, OADAMW_RIG_SHARD, jitter) && T_EXPECT_OK(oadamw_rig_run(&r, 1, 3)))
+  if (oadamw_rig_open(&r, backend, c, OADAMW_RIG_SHARD, jitter) && T_EXPECT_OK(oadamw_rig_run(&r, 1, 3)))
     digest = oadamw_rig_digest(&r);
   oadamw_rig_close(&r);
   return digest;
+}
+
+static uint64_t digest_of(const oadamw_config *c, uint64_t jitter) {
+  return digest_on(t_backend(), c, jitter);
 }
 
 static void same_bits(const oadamw_config *c, uint64_t want) {
@@ -96,6 +100,22 @@ T_TEST(oadamw_same_bits_however_it_runs) {
         same_bits(&c, want);
       }
     }
+  }
+}
+
+/* Rounding is part of the definition: a GPU gives what the CPU gives. */
+T_TEST(oadamw_same_bits_on_both_backends) {
+  if (t_backend() == LEV_BACKEND_CPU) return;
+  for (int p = 0; p < N_PAIRS; ++p) {
+    oadamw_config c = oadamw_rig_config(pairs[p][0], pairs[p][1]);
+    c.bucket = 200;
+    uint64_t want = digest_on(LEV_BACKEND_CPU, &c, 0);
+    for (int placement = OADAMW_GPU; placement <= OADAMW_SPLIT; ++placement) {
+      c.placement = (oadamw_placement)placement;
+      same_bits(&c, want);
+    }
+    c.schedule = OADAMW_PLAIN;
+    same_bits(&c, want);
   }
 }
 
@@ -141,7 +161,7 @@ T_TEST(oadamw_streaming_stores_same_bits) {
         c.segments = &seg, c.n_segments = 1, c.simd = (oadamw_simd)s;
         oadamw_rig r = {0};
         uint64_t got = 0;
-        if (oadamw_rig_open(&r, LEV_BACKEND_CPU, &c, n + 64, 0) && T_EXPECT_OK(oadamw_rig_run(&r, 1, 1)))
+        if (oadamw_rig_open(&r, t_backend(), &c, n + 64, 0) && T_EXPECT_OK(oadamw_rig_run(&r, 1, 1)))
           got = oadamw_rig_digest(&r);
         oadamw_rig_close(&r);
         if (s == OADAMW_SIMD_SCALAR) want = got;
@@ -163,7 +183,7 @@ T_TEST(oadamw_rounds_to_bf16_in_integers) {
     c.segments = &seg, c.n_segments = 1, c.simd = (oadamw_simd)s, c.placement = OADAMW_CPU, c.bucket = 1000;
     oadamw_rig r = {0};
     oadamw_state_view view;
-    if (oadamw_rig_open(&r, LEV_BACKEND_CPU, &c, N, 0) && T_EXPECT_OK(oadamw_state(r.plan, r.compute, &view))) {
+    if (oadamw_rig_open(&r, t_backend(), &c, N, 0) && T_EXPECT_OK(oadamw_state(r.plan, r.compute, &view))) {
       uint32_t *bits = view.master;
       float want[N];
       for (uint32_t i = 0; i < N; ++i) { /* all exponents; fractions around the rounding border */
@@ -193,7 +213,7 @@ T_TEST(oadamw_keeps_small_updates) {
   c.segments = &seg, c.n_segments = 1;
   oadamw_rig r = {0};
   oadamw_state_view view;
-  if (oadamw_rig_open(&r, LEV_BACKEND_CPU, &c, 9, 0) && T_EXPECT_OK(oadamw_state(r.plan, r.compute, &view))) {
+  if (oadamw_rig_open(&r, t_backend(), &c, 9, 0) && T_EXPECT_OK(oadamw_state(r.plan, r.compute, &view))) {
     lev_bf16 before[9];
     float master[9];
     memcpy(before, r.params, sizeof before);
@@ -218,10 +238,10 @@ T_TEST(oadamw_resume_is_exact) {
     c.bucket = 130;
     oadamw_rig whole = {0}, first = {0}, second = {0};
     c.placement = OADAMW_GPU;
-    bool ok = oadamw_rig_open(&whole, LEV_BACKEND_CPU, &c, OADAMW_RIG_SHARD, 0) &&
-              oadamw_rig_open(&first, LEV_BACKEND_CPU, &c, OADAMW_RIG_SHARD, 0);
+    bool ok = oadamw_rig_open(&whole, t_backend(), &c, OADAMW_RIG_SHARD, 0) &&
+              oadamw_rig_open(&first, t_backend(), &c, OADAMW_RIG_SHARD, 0);
     c.placement = OADAMW_CPU, c.bucket = 64;
-    ok = ok && oadamw_rig_open(&second, LEV_BACKEND_CPU, &c, OADAMW_RIG_SHARD, 0);
+    ok = ok && oadamw_rig_open(&second, t_backend(), &c, OADAMW_RIG_SHARD, 0);
     oadamw_state_view from, to;
     if (ok && T_EXPECT_OK(oadamw_rig_run(&whole, 1, 5)) && T_EXPECT_OK(oadamw_rig_run(&first, 1, 2)) &&
         T_EXPECT_OK(oadamw_state(first.plan, first.compute, &from)) &&
