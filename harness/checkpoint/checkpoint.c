@@ -2,6 +2,7 @@
 #include "harness/checkpoint/checkpoint.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,11 +92,13 @@ static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64
 
 /* ---- the folder ---- */
 
-/* Steps of the committed checkpoints in the folder, newest first; a missing folder has none. */
+/* Steps of the committed checkpoints in the folder, newest first; a missing folder has none, one that cannot be read
+ * is an error: the run would start over. */
 static lev_status list_steps(const char *folder, int64_t **out, int *n) {
   *out = NULL, *n = 0;
   DIR *dir = opendir(folder);
-  if (!dir) return LEV_OK;
+  if (!dir && errno == ENOENT) return LEV_OK;
+  if (!dir) return lev_fail(LEV_ERR_IO, "cannot read %s: %s", folder, strerror(errno));
   lev_status st = LEV_OK;
   for (struct dirent *e; (e = readdir(dir));) {
     char *end;
@@ -300,7 +303,7 @@ lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev
     st = load_step(c, all[0], pieces, n);
     if (st == LEV_OK) *step = all[0];
     trying = st == LEV_ERR_IO || st == LEV_ERR_FORMAT;
-    if (trying)
+    if (trying && lev_comm_rank(c->world) == 0) /* all ranks have the same detail */
       lev_log(LEV_LOG_WARN, LEV_SYS_IO, "checkpoint of step %lld passed over: %s", (long long)all[0], lev_detail());
   }
   lev_free(steps);

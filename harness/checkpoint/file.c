@@ -92,7 +92,10 @@ lev_status lev_make_dir(const char *path, lev_fault *fault) {
     bool end = *p == '\0';
     if (!end && *p != '/') continue;
     *p = '\0';
+    struct stat found;
     if (mkdir(part, 0755) != 0 && errno != EEXIST) return failed("create directory", part, errno);
+    if (stat(part, &found) != 0) return failed("create directory", part, errno);
+    if (!S_ISDIR(found.st_mode)) return failed("create directory", part, ENOTDIR);
     if (end) return LEV_OK;
     *p = '/';
   }

@@ -50,9 +50,8 @@ static void log_line(void *ctx, lev_log_level level, lev_log_sys sys, int rank, 
     fprintf(stderr, "%s: %s\n", words[level], line);
 }
 
-int main(int argc, char **argv) {
+static int dispatch(int argc, char **argv) {
   const char *verb = argc > 1 ? argv[1] : "";
-  lev_log_set_sink(log_line, NULL);
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; ++i)
     if (strcmp(verb, verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
   if (strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0 || strcmp(verb, "help") == 0) {
@@ -72,4 +71,14 @@ int main(int argc, char **argv) {
   else
     fputs("levee: no verb; see levee --help\n", stderr);
   return lev_status_exit_code(LEV_ERR_ARG);
+}
+
+int main(int argc, char **argv) {
+  lev_log_set_sink(log_line, NULL);
+  int code = dispatch(argc, argv);
+  if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) { /* a full disk behind > FILE */
+    fputs("levee: cannot write the output\n", stderr);
+    code = lev_status_exit_code(LEV_ERR_IO);
+  }
+  return code;
 }

@@ -14,7 +14,7 @@ lev_status lev_settings(lev_config *config, int *argc, char **argv) {
   LEV_TRY(lev_config_validate(config));
   if (*argc == 1 && strcmp(argv[0], "--print-config") == 0) { /* any verb: show what was resolved, do nothing */
     lev_config_print(config, stdout);
-    exit(0);
+    exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : lev_status_exit_code(LEV_ERR_IO));
   }
   return LEV_OK;
 }

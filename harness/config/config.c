@@ -336,6 +336,8 @@ lev_status lev_config_arguments(lev_config *config, int *argc, char **argv) {
 
 /* ---- checks ---- */
 
+#define FOLDER_MAX 800 /* bytes of the checkpoints' folder, so that the paths below it fit their buffers */
+
 lev_status lev_config_validate(const lev_config *c) {
   if (c->train.grad_dtype == LEV_GRAD_F64 && c->model.dtype != LEV_F64)
     return lev_fail(LEV_ERR_CONFIG, "train.grad_dtype = f64 needs model.dtype = f64");
@@ -349,6 +351,13 @@ lev_status lev_config_validate(const lev_config *c) {
   if (c->run.folder[0] == '\0' || c->checkpoint.folder[0] == '\0')
     return lev_fail(LEV_ERR_CONFIG, "%s is empty; it must name a folder",
                     c->run.folder[0] == '\0' ? "run.folder" : "checkpoint.folder");
+  if (c->memory.device_memory > 0 && c->memory.context_reserve >= c->memory.device_memory)
+    return lev_fail(LEV_ERR_CONFIG, "memory.context_reserve = %zu leaves nothing of memory.device_memory = %zu",
+                    c->memory.context_reserve, c->memory.device_memory);
+  size_t folder = strlen(c->run.folder) + strlen(c->checkpoint.folder);
+  if (folder > FOLDER_MAX)
+    return lev_fail(LEV_ERR_CONFIG, "run.folder and checkpoint.folder have %zu bytes together, at most %d fit", folder,
+                    FOLDER_MAX);
   const struct {
     const char *name;
     int64_t value;

@@ -40,7 +40,7 @@ lev_model lev_model_of(const lev_config *c) {
       .layers = c->model.num_hidden_layers,
       .heads = c->model.num_attention_heads,
       .kv_heads = c->model.num_key_value_heads > 0 ? c->model.num_key_value_heads : c->model.num_attention_heads,
-      .head_dim = c->model.head_dim > 0 ? c->model.head_dim : c->model.hidden_size / c->model.num_attention_heads,
+      .head_dim = c->model.head_dim > 0 ? c->model.head_dim : c->model.hidden_size / lev_max_i64(1, c->model.num_attention_heads),
       .experts = c->model.num_experts,
       .top_k = c->model.num_experts_per_tok,
       .inter = c->model.moe_intermediate_size,
