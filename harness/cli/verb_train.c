@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* levee train: runs lev_run, prints the plan, a line per step and the closing table, and keeps metrics.jsonl and
  * memory.json. */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "harness/checkpoint/file.h"
@@ -22,15 +26,16 @@ typedef struct train {
   int64_t first_step;
   double step_seconds; /* running mean for the ETA */
   lev_status failed;   /* first failure inside a callback */
+  lev_status unsaved;  /* of the last checkpoint */
   lev_memory_rank *ranks;
   bool colour;
 } train;
 
-static volatile int stop_asked;
+static atomic_int stop_asked; /* lock-free: a signal handler may set it */
 
 static void on_signal(int number) {
   (void)number;
-  stop_asked = 1;
+  atomic_store(&stop_asked, 1);
 }
 
 /* ---- memory ---- */
@@ -38,10 +43,12 @@ static void on_signal(int number) {
 static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
   for (int i = 0; i < memory->ranks; ++i)
     t->ranks[i] = (lev_memory_rank){i, memory->planned[i].ledger, memory->measured ? memory->measured[i] : NULL};
+  size_t limit = t->config.memory.device_memory;
+  if (limit > t->config.memory.context_reserve) limit -= t->config.memory.context_reserve;
   return (lev_memory_report){.ranks = memory->ranks,
                              .rank = t->ranks,
                              .n = memory->ranks,
-                             .device_limit = t->config.memory.device_memory,
+                             .device_limit = limit,
                              .host_limit = t->config.memory.host_memory,
                              .heap_cap = t->config.memory.heap_cap};
 }
@@ -79,7 +86,18 @@ static int largest(const lev_run_memory *memory) {
   return best;
 }
 
-static void on_planned(void *ctx, const lev_run_memory *memory) {
+/* A run over its limits would die later, or take what is not its own. */
+static lev_status within_limits(const lev_memory_report *report) {
+  char a[24];
+  size_t device, host;
+  lev_memory_excess(report, &device, &host);
+  if (device || host)
+    return lev_fail(LEV_ERR_BUDGET, "does not fit: %s over memory.%s_memory; levee plan shows every byte",
+                    lev_bytes_text(device ? device : host, a), device ? "device" : "host");
+  return LEV_OK;
+}
+
+static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
   train *t = ctx;
   int rank = largest(memory);
   lev_memory_report report = report_of(t, memory);
@@ -89,19 +107,41 @@ static void on_planned(void *ctx, const lev_run_memory *memory) {
          t->config.model.name[0] ? t->config.model.name : "without name", (double)memory->planned[0].total / 1e6,
          (double)memory->planned[0].active / 1e6, memory->ranks, (long long)memory->planned[rank].max_tokens);
   lev_memory_table(&one, stdout);
-  plan_plain(t, rank);
   fflush(stdout);
+  LEV_TRY(within_limits(&report));
+  plan_plain(t, rank);
+  return LEV_OK;
 }
 
 /* ---- steps ---- */
 
-static void on_started(void *ctx, int64_t first_step) {
+static char *metrics_path(const train *t, char path[1024]) {
+  snprintf(path, 1024, "%.900s/metrics.jsonl", t->config.run.folder);
+  return path;
+}
+
+static lev_status on_started(void *ctx, int64_t first_step) {
   train *t = ctx;
   char path[1024];
   t->first_step = first_step;
-  if (first_step > 1) printf("resumed: step %lld is next\n", (long long)first_step);
-  snprintf(path, sizeof path, "%.900s/metrics.jsonl", t->config.run.folder);
-  t->failed = lev_metrics_open(&t->metrics, path, first_step > 1);
+  if (first_step > t->config.train.steps)
+    printf("nothing left to do: %lld of %lld steps are done\n", (long long)(first_step - 1),
+           (long long)t->config.train.steps);
+  else if (first_step > 1)
+    printf("resumed: step %lld is next\n", (long long)first_step);
+  return lev_metrics_open(&t->metrics, metrics_path(t, path), first_step > 1);
+}
+
+static bool on_validated(void *ctx, int64_t step) {
+  char path[1024];
+  return lev_metrics_has(metrics_path(ctx, path), step, "val_loss");
+}
+
+/* Training goes on without metrics once a line could not be written; the exit status tells. */
+static void write_metrics(train *t, const lev_metric *fields, size_t n) {
+  if (t->failed != LEV_OK) return;
+  t->failed = lev_metrics_line(&t->metrics, fields, (int)n);
+  if (t->failed != LEV_OK) fprintf(stderr, "warning: no metrics from here on (%s); training goes on\n", lev_detail());
 }
 
 static void record_step(train *t, const lev_step_record *r) {
@@ -121,7 +161,7 @@ static void record_step(train *t, const lev_step_record *r) {
                                LEV_REAL("tokens_per_second", r->tokens_per_second),
                                LEV_REAL("step_seconds", r->seconds),
                                LEV_REAL("tflops", flops / 1e12)};
-  if (t->failed == LEV_OK) t->failed = lev_metrics_line(&t->metrics, fields, sizeof fields / sizeof *fields);
+  write_metrics(t, fields, sizeof fields / sizeof *fields);
 }
 
 /* "1h02m", "3m07s", "12s" */
@@ -179,7 +219,7 @@ static void on_validation(void *ctx, const lev_validation_record *r) {
                                LEV_REAL("val_nll_per_token", r->nll_per_token),
                                LEV_INT("val_tokens", r->tokens),
                                LEV_REAL("val_seconds", r->seconds)};
-  if (t->failed == LEV_OK) t->failed = lev_metrics_line(&t->metrics, fields, sizeof fields / sizeof *fields);
+  write_metrics(t, fields, sizeof fields / sizeof *fields);
   printf("validation after step %lld: val_loss %.4f %s, %.4f nats per token over %lld tokens (%.1f s)\n",
          (long long)r->step, r->val_loss, r->per_byte ? "nats per byte" : "nats per token", r->nll_per_token,
          (long long)r->tokens, r->seconds);
@@ -188,6 +228,7 @@ static void on_validation(void *ctx, const lev_validation_record *r) {
 
 static void on_checkpoint(void *ctx, int64_t step, lev_status status, const char *detail) {
   train *t = ctx;
+  t->unsaved = status;
   if (status == LEV_OK)
     printf("checkpoint of step %lld in %s/%s\n", (long long)step, t->config.run.folder, t->config.checkpoint.folder);
   else
@@ -213,6 +254,8 @@ static void on_finished(void *ctx, const lev_run_memory *memory) {
   train *t = ctx;
   lev_memory_report report = report_of(t, memory), one = report;
   int rank = largest(memory), same = 0;
+  if (t->first_step > t->config.train.steps)
+    return; /* nothing measured; the report of the run that did the steps stays */
   write_memory(t, memory);
   one.rank = &t->ranks[rank], one.n = 1;
   for (int i = 0; i < memory->ranks; ++i)
@@ -228,12 +271,23 @@ static void on_finished(void *ctx, const lev_run_memory *memory) {
   fflush(stdout);
 }
 
+/* One run per folder: two would take each other's checkpoints away. Held until the process ends. */
+static lev_status lock_folder(const char *folder) {
+  int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return lev_fail(LEV_ERR_IO, "cannot open %s: %s", folder, strerror(errno));
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder",
+                    folder);
+  return LEV_OK; /* file systems without locks go without */
+}
+
 int lev_verb_train(int argc, char **argv) {
   static train t; /* large, and outlives the rank threads */
   memset(&t, 0, sizeof t);
   lev_status st = lev_settings(&t.config, &argc, argv);
   if (st == LEV_OK && argc > 0) st = lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[0]);
   if (st == LEV_OK) st = lev_make_dir(t.config.run.folder, NULL);
+  if (st == LEV_OK) st = lock_folder(t.config.run.folder);
   if (st != LEV_OK) return lev_verb_failed("train", st);
   t.ranks = lev_calloc(LEV_HEAP_REPORT, (size_t)t.config.parallel.ranks, sizeof *t.ranks);
   if (!t.ranks) return lev_verb_failed("train", LEV_ERR_NOMEM);
@@ -244,6 +298,7 @@ int lev_verb_train(int argc, char **argv) {
   lev_run_observer observer = {.ctx = &t,
                                .planned = on_planned,
                                .started = on_started,
+                               .validated = on_validated,
                                .step = on_step,
                                .validation = on_validation,
                                .checkpoint = on_checkpoint,
@@ -252,5 +307,6 @@ int lev_verb_train(int argc, char **argv) {
   lev_metrics_close(&t.metrics);
   lev_free(t.ranks);
   if (st == LEV_OK) st = t.failed;
+  if (st == LEV_OK && t.unsaved != LEV_OK) st = lev_fail(t.unsaved, "the last checkpoint could not be written");
   return st == LEV_OK ? 0 : lev_verb_failed("train", st);
 }

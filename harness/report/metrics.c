@@ -36,6 +36,20 @@ lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append) 
   return st;
 }
 
+bool lev_metrics_has(const char *path, int64_t step, const char *name) {
+  char start[96], line[4096];
+  bool found = false, whole = true; /* whole: what fgets reads next is the begin of a line */
+  FILE *file = fopen(path, "r");
+  int n = snprintf(start, sizeof start, "{\"step\": %lld, \"%.40s\": ", (long long)step, name);
+  while (file && !found && fgets(line, sizeof line, file)) {
+    bool end = strchr(line, '\n') != NULL;
+    found = whole && end && strncmp(line, start, (size_t)n) == 0;
+    whole = end;
+  }
+  if (file) (void)fclose(file);
+  return found;
+}
+
 void lev_metrics_close(lev_metrics *metrics) {
   if (metrics->file) (void)fclose(metrics->file);
   metrics->file = NULL;

@@ -4,6 +4,7 @@
 #ifndef LEV_REPORT_METRICS_H
 #define LEV_REPORT_METRICS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -17,6 +18,8 @@ typedef struct lev_metrics {
 /* `append` false starts an empty file; true keeps the lines there are, without an unfinished last one. Errors:
  * LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append);
+/* Whether the file at `path` has a whole line that begins with the fields "step": step, then `name`. */
+bool lev_metrics_has(const char *path, int64_t step, const char *name);
 void lev_metrics_close(lev_metrics *metrics);
 
 /* One line from `n` fields in order. Reals are written with 17 significant digits, non-finite ones as null. */

@@ -27,7 +27,7 @@ typedef struct rank_run {
   lev_rank *rank;
   lev_loader *train, *valid;
   lev_checkpoint checkpoint;
-  char folder[512], digest[40];
+  char folder[2 * LEV_TEXT_MAX], digest[40];
   lev_status status;
   char detail[DETAIL_BYTES];
 } rank_run;
@@ -35,7 +35,7 @@ typedef struct rank_run {
 struct run {
   const lev_config *config;
   const lev_run_observer *observer;
-  const volatile int *stop;
+  const atomic_int *stop;
   int ranks;
   lev_topo *topo;
   lev_comm_hub *hub;
@@ -109,7 +109,7 @@ static lev_status restore(rank_run *rr, int64_t *step) {
   lev_state_piece *pieces;
   int n;
   *step = 0;
-  snprintf(rr->folder, sizeof rr->folder, "%.200s/%.200s", c->run.folder, c->checkpoint.folder);
+  snprintf(rr->folder, sizeof rr->folder, "%s/%s", c->run.folder, c->checkpoint.folder);
   lev_state_digest(rr->rank, rr->digest);
   rr->checkpoint = (lev_checkpoint){
       .folder = rr->folder, .world = rr->world, .digest = rr->digest, .keep = c->checkpoint.keep_latest_k};
@@ -155,12 +155,25 @@ static double flops_per_token(const lev_rank *rank) {
   return 6.0 * (double)rank->params->active + attention;
 }
 
+/* What rank 0 says, on every rank. */
+static lev_status from_rank0(rank_run *rr, bool *value) {
+  int32_t mine = *value, all[LEV_RANKS_MAX];
+  LEV_TRY(lev_comm_host_all_gather(rr->world, &mine, all, sizeof mine));
+  *value = all[0] != 0;
+  return LEV_OK;
+}
+
 /* True on every rank once rank 0 saw the stop flag. */
 static lev_status asked_to_stop(rank_run *rr, bool *stop) {
-  int32_t mine = rr->shared->stop && *rr->shared->stop, all[LEV_RANKS_MAX];
-  LEV_TRY(lev_comm_host_all_gather(rr->world, &mine, all, sizeof mine));
-  *stop = all[0] != 0;
-  return LEV_OK;
+  *stop = rr->shared->stop && atomic_load(rr->shared->stop) != 0;
+  return from_rank0(rr, stop);
+}
+
+static bool validation_due(const rank_run *rr, int64_t step) {
+  const lev_config *c = rr->shared->config;
+  if (!rr->valid || step < 1) return false;
+  return (c->train.eval_interval > 0 && step % c->train.eval_interval == 0) ||
+         (step == c->train.steps && c->train.eval_at_end);
 }
 
 static lev_status one_step(rank_run *rr, int64_t step) {
@@ -181,6 +194,26 @@ static lev_status one_step(rank_run *rr, int64_t step) {
   return lev_comm_agree(rr->world, LEV_OK);
 }
 
+/* The run that saved this checkpoint was told to stop before the validation that follows the step. */
+static lev_status make_up_validation(rank_run *rr, int64_t done) {
+  const lev_run_observer *o = rr->shared->observer;
+  if (!validation_due(rr, done) || !o->validated) return LEV_OK;
+  bool missing = rr->index == 0 && !o->validated(o->ctx, done);
+  LEV_TRY(from_rank0(rr, &missing));
+  return missing ? validate(rr, done) : LEV_OK;
+}
+
+static lev_status write_trace(rank_run *rr) {
+  char path[LEV_TEXT_MAX + 64];
+  if (!rr->trace) return LEV_OK;
+  snprintf(path, sizeof path, "%s/trace.rank%d.jsonl", rr->shared->config->run.folder, rr->index);
+  FILE *file = fopen(path, "w");
+  if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  lev_status st = lev_trace_write(rr->trace, file);
+  if (fclose(file) != 0 && st == LEV_OK) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  return st;
+}
+
 static lev_status steps(rank_run *rr) {
   const lev_config *c = rr->shared->config;
   int64_t done, first;
@@ -188,30 +221,18 @@ static lev_status steps(rank_run *rr) {
   LEV_TRY(restore(rr, &done));
   first = done + 1;
   const lev_run_observer *o = rr->shared->observer;
-  if (rr->index == 0 && o->started) o->started(o->ctx, first);
+  LEV_TRY(lev_comm_agree(rr->world, rr->index == 0 && o->started ? o->started(o->ctx, first) : LEV_OK));
+  LEV_TRY(make_up_validation(rr, done));
   for (int64_t step = first; step <= c->train.steps && !stop; ++step) {
     lev_trace_enable(rr->trace, step < first + c->run.trace_steps);
     LEV_TRY(one_step(rr, step));
     LEV_TRY(asked_to_stop(rr, &stop));
     bool last = step == c->train.steps;
-    bool evaluate =
-        (c->train.eval_interval > 0 && step % c->train.eval_interval == 0) || (last && c->train.eval_at_end);
-    if (evaluate && rr->valid && !stop) LEV_TRY(validate(rr, step));
+    if (validation_due(rr, step) && !stop) LEV_TRY(validate(rr, step));
     bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
     if (c->checkpoint.enable && (periodic || last || stop)) LEV_TRY(save(rr, step));
   }
-  return LEV_OK;
-}
-
-static lev_status write_trace(rank_run *rr) {
-  char path[640];
-  if (!rr->trace) return LEV_OK;
-  snprintf(path, sizeof path, "%.500s/trace.rank%d.jsonl", rr->shared->config->run.folder, rr->index);
-  FILE *file = fopen(path, "w");
-  if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  lev_status st = lev_trace_write(rr->trace, file);
-  if (fclose(file) != 0 && st == LEV_OK) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  return st;
+  return first <= c->train.steps ? write_trace(rr) : LEV_OK; /* no step: the earlier run's trace stays */
 }
 
 static lev_status rank_work(rank_run *rr) {
@@ -224,8 +245,7 @@ static lev_status rank_work(rank_run *rr) {
                               .ledger = r->measured[rr->index],
                               .slabs = &r->plans[rr->index].slabs};
   LEV_TRY(lev_rank_create(&options, &rr->rank));
-  LEV_TRY(steps(rr));
-  return write_trace(rr);
+  return steps(rr);
 }
 
 static void *rank_main(void *arg) {
@@ -297,14 +317,14 @@ static void release(run *r) {
   lev_free(r->threads);
 }
 
-lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const volatile int *stop) {
+lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const atomic_int *stop) {
   run r = {.config = config, .observer = observer, .stop = stop, .ranks = (int)config->parallel.ranks};
   lev_status st;
   LEV_TRY_GOTO(st, allocate(&r), end);
   LEV_TRY_GOTO(st, lev_topo_create(NULL, &r.topo), end);
   for (int i = 0; i < r.ranks; ++i) LEV_TRY_GOTO(st, lev_plan_rank(config, i, NULL, &r.plans[i]), end);
   lev_run_memory memory = memory_of(&r, false);
-  if (observer->planned) observer->planned(observer->ctx, &memory);
+  if (observer->planned) LEV_TRY_GOTO(st, observer->planned(observer->ctx, &memory), end);
   LEV_TRY_GOTO(st, run_ranks(&r), end);
   memory = memory_of(&r, true);
   if (observer->finished) observer->finished(observer->ctx, &memory);

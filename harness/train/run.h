@@ -4,6 +4,8 @@
 #ifndef LEV_TRAIN_RUN_H
 #define LEV_TRAIN_RUN_H
 
+#include <stdatomic.h>
+
 #include "common/hostmem.h"
 #include "harness/train/plan.h"
 
@@ -33,10 +35,14 @@ typedef struct lev_run_memory {
   lev_ledger *const *measured; /* NULL before the ranks run */
 } lev_run_memory;
 
+/* Every callback may be NULL. A failure that `planned` or `started` returns ends the run there. */
 typedef struct lev_run_observer {
   void *ctx;
-  void (*planned)(void *ctx, const lev_run_memory *memory);
-  void (*started)(void *ctx, int64_t first_step); /* 1, or the step after the resumed one */
+  lev_status (*planned)(void *ctx, const lev_run_memory *memory);
+  lev_status (*started)(void *ctx, int64_t first_step); /* 1, or the step after the resumed one */
+  /* Whether the validation after this step is recorded. A run stopped between the save and the validation of a step
+   * makes up for it when it resumes from there; NULL: it does not. */
+  bool (*validated)(void *ctx, int64_t step);
   void (*step)(void *ctx, const lev_step_record *record, const lev_run_memory *memory);
   void (*validation)(void *ctx, const lev_validation_record *record);
   void (*checkpoint)(void *ctx, int64_t step, lev_status status, const char *detail); /* saved, or why not */
@@ -45,7 +51,7 @@ typedef struct lev_run_observer {
 
 /* Trains. `stop` (nullable) is looked at between steps: once nonzero, the run saves a checkpoint and returns. Errors:
  * those of configuration, plan, data and ranks; the detail names the rank that failed first. */
-LEV_MUST_CHECK lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const volatile int *stop);
+LEV_MUST_CHECK lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const atomic_int *stop);
 
 /* Learning rate of a 1-based step: linear warm-up, then the chosen decay to lr * min_lr_factor at the last step. */
 double lev_learning_rate(const lev_config *config, int64_t step);

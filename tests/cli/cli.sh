@@ -157,6 +157,89 @@ stopped_and_resumed() {
   run "$1" && same_run "$1"
 }
 check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work/term"
+
+# A validation that a stop cut off is made up for; the run ends with the metrics of the uninterrupted one.
+stopped_in_validation() {
+  "$levee" train "$work/tiny.toml" --run.folder="$1" --data.valid="$work/t.train" > "$work/log1" 2>&1 || return 1
+  "$levee" train "$work/tiny.toml" --run.folder="$2" --data.valid="$work/t.train" > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "^step 4/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+  done
+  kill -TERM $pid
+  wait $pid || return 1
+  "$levee" train "$work/tiny.toml" --run.folder="$2" --data.valid="$work/t.train" || return 1
+  for f in "$1" "$2"; do
+    grep -o '"step": [0-9]*, "[a-z_]*loss": [0-9.e+-]*' "$f/metrics.jsonl" | sort -u > "$f/losses"
+  done
+  [ "$(grep -c val_loss "$2/losses")" = 3 ] && cmp "$1/losses" "$2/losses"
+}
+check "SIGTERM around a validation loses no line" stopped_in_validation "$work/v" "$work/vterm"
+# The last line of a validation goes missing, as after a kill between the save and the validation.
+lost_validation() {
+  cp -r "$work/a" "$work/lost"
+  grep -v '"step": 12, "val_loss"' "$work/a/metrics.jsonl" > "$work/lost/metrics.jsonl"
+  run "$work/lost" && cmp "$work/a/memory.json" "$work/lost/memory.json" && same_run "$work/lost"
+}
+check "a validation that is missing at the resumed step is made up for" lost_validation
+finished_again() {
+  cp -r "$work/a" "$work/again"
+  run "$work/again" > "$work/log1" && grep -q "nothing left to do: 12 of 12" "$work/log1" || return 1
+  for f in memory.json metrics.jsonl trace.rank0.jsonl trace.rank1.jsonl; do
+    cmp "$work/a/$f" "$work/again/$f" || return 1
+  done
+}
+check "a finished run again changes no report" finished_again
+
+# Limits, folders and outputs that do not do.
+check "train over a limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.device_memory=64KiB
+check "train over a host limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.host_memory=64KiB
+check "a reserve over the limit" expect_exit 2 "$levee" plan "$work/tiny.toml" --memory.device_memory=1GiB --memory.context_reserve=2GiB
+check "empty settings" expect_exit 2 "$levee" plan /dev/null
+check "run folder is no folder" expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder=/dev/full
+check "output on a full disk" expect_exit 8 sh -c "'$levee' plan '$work/tiny.toml' --json > /dev/full"
+check "settings on a full disk" expect_exit 8 sh -c "'$levee' plan '$work/tiny.toml' --print-config > /dev/full"
+long=$work/$(printf 'd%.0s' $(seq 150))/$(printf 'e%.0s' $(seq 150))
+long_folder() {
+  "$levee" train "$work/tiny.toml" --run.folder="$long" --train.steps=2 && ls "$long/checkpoints/step-00000002/manifest.json"
+}
+check "checkpoints of a long run folder are in it" long_folder
+check "folders that are too long" expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$long" --checkpoint.folder="$(printf 'f%.0s' $(seq 505))"
+two_at_once() {
+  "$levee" train "$work/tiny.toml" --run.folder="$work/two" --train.steps=100000 > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "^step 1/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+  expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$work/two"
+  code=$?
+  kill -9 $pid
+  wait $pid 2>/dev/null
+  return $code
+}
+check "two runs in one folder" two_at_once
+unreadable() {
+  mkdir -p "$work/unsaved" && : > "$work/unsaved/checkpoints"
+  expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder="$work/unsaved" --train.steps=2
+}
+check "checkpoints that cannot be read are no fresh start" unreadable
+last_save_fails() { # where it would be written is a file
+  mkdir -p "$work/last/checkpoints/" && : > "$work/last/checkpoints/step-00000002.tmp"
+  "$levee" train "$work/tiny.toml" --run.folder="$work/last" --train.steps=2 --checkpoint.interval=0 2> "$work/err"
+  [ $? = 8 ] && [ "$(wc -l < "$work/err")" -le 4 ] && [ -s "$work/last/memory.json" ]
+}
+check "without its last checkpoint a run is no success" last_save_fails
+damaged() {
+  cp -r "$work/a" "$work/damaged"
+  for f in "$work"/damaged/checkpoints/step-*/shard-00002.safetensors; do echo x > "$f"; done
+  "$levee" train "$work/tiny.toml" --run.folder="$work/damaged" 2> "$work/err"
+  [ $? = 9 ] && [ "$(wc -l < "$work/err")" -le 4 ] # a warning for each of the two checkpoints, then the error
+}
+check "no whole checkpoint: one warning for each" damaged
 check "another model in the same folder is refused" expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64
 check "start over" "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2
 check "settings print and read back" sh -c "'$levee' plan '$work/tiny.toml' --print-config > '$work/full.toml' && '$levee' plan '$work/full.toml' --print-config | cmp - '$work/full.toml'"

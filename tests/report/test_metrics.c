@@ -110,6 +110,26 @@ T_TEST(metrics_append_after_a_long_unfinished_line) {
   unlink(path);
 }
 
+T_TEST(metrics_has_finds_whole_lines_of_a_step) {
+  char text[6000];
+  T_REQUIRE(make_path());
+  put("{\"step\": 3, \"loss\": 1.5}\n{\"step\": 3, \"val_loss\": 1.5}\n{\"step\": 12, \"val_loss\": 2}\n{\"step\": 4, "
+      "\"val_loss\": 1");
+  T_EXPECT(lev_metrics_has(path, 3, "val_loss"));
+  T_EXPECT(lev_metrics_has(path, 12, "val_loss"));
+  T_EXPECT(!lev_metrics_has(path, 12, "loss"));
+  T_EXPECT(!lev_metrics_has(path, 2, "val_loss"));
+  T_EXPECT(!lev_metrics_has(path, 1, "val_loss"));
+  T_EXPECT(!lev_metrics_has(path, 4, "val_loss")); /* a kill cut it off */
+  /* the tail of a line that is longer than the reader's block does not pass for a line */
+  memset(text, 'x', 4095);
+  snprintf(text + 4095, sizeof text - 4095, "{\"step\": 5, \"val_loss\": 1}\n");
+  put(text);
+  T_EXPECT(!lev_metrics_has(path, 5, "val_loss"));
+  unlink(path);
+  T_EXPECT(!lev_metrics_has(path, 3, "val_loss"));
+}
+
 T_TEST(metrics_start_over_empties_the_file) {
   lev_metrics m = {0};
   T_REQUIRE(make_path());
