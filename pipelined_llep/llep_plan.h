@@ -88,6 +88,7 @@ struct llep_plan {
   lev_comm_move *exchange;                 /* [2 Ep F] */
   /* dry only */
   int64_t *dry_tokens; /* [Ep] for which `host` holds the tables; -1 = none */
+  int dry_layer;       /* latest layer measured, with these tokens; -1 = none */
   int64_t *dry_scratch;
   int32_t *dry_histogram;
 };

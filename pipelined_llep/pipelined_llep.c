@@ -357,7 +357,7 @@ lev_status llep_plan_create(lev_device *device, lev_comm *ep_comm, const llep_co
   if (p) {
     p->device = device, p->out = ep_comm, p->rank = lev_comm_rank(ep_comm);
     p->dry = lev_device_backend(device) == LEV_BACKEND_DRY;
-    p->phase = LLEP_PERSISTENT;
+    p->phase = LLEP_PERSISTENT, p->dry_layer = -1;
     st = make(p, config);
   }
   st = lev_comm_agree(ep_comm, st);
