@@ -37,6 +37,7 @@ typedef struct lev_device_config {
   int index;            /* GPU number (cuda); ignored elsewhere */
   bool immediate;       /* cpu: run operations inline on the caller's thread */
   uint64_t jitter_seed; /* cpu: nonzero = random delay before each queued operation (race tests) */
+  lev_backend dry_for;  /* dry: the backend planned for; a launch without its side fails as it would there */
   lev_trace *trace;     /* nullable; outlives the device */
   lev_fault *fault;     /* nullable; outlives the device */
 } lev_device_config;

@@ -76,6 +76,10 @@ static lev_status dry_fill(lev_stream *stream, void *dst, int byte, size_t bytes
 }
 static lev_status dry_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes) {
   (void)stream, (void)kernel, (void)args, (void)args_bytes;
+#ifdef LEV_HAVE_CUDA
+  if (stream->device->config.dry_for == LEV_BACKEND_CUDA && !kernel->cuda)
+    return lev_fail(LEV_ERR_UNSUPPORTED, "%s has no cuda side", kernel->name);
+#endif
   return LEV_OK;
 }
 

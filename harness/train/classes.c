@@ -152,7 +152,7 @@ static lev_status classify(search *s, lev_rank_classes *out) {
 }
 
 lev_status lev_rank_classes_create(const lev_config *config, lev_rank_classes *out) {
-  lev_device_config dc = {.backend = LEV_BACKEND_DRY};
+  lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = lev_run_backend(config)};
   size_t ranks = (size_t)config->parallel.ranks;
   search s = {.config = config, .model = lev_model_of(config)};
   lev_status st;

@@ -429,6 +429,22 @@ static void traced_program(lev_backend backend, lev_trace *trace) {
   lev_device_close(device);
 }
 
+#ifdef LEV_HAVE_CUDA
+/* A plan for a GPU refuses what the GPU could not run. */
+T_TEST(runtime_dry_for_cuda) {
+  lev_device *device = open_device((lev_device_config){.backend = LEV_BACKEND_DRY, .dry_for = LEV_BACKEND_CUDA});
+  lev_stream *stream;
+  int64_t x = 0;
+  T_REQUIRE(device);
+  T_REQUIRE_OK(lev_stream_create(device, "s", &stream));
+  T_EXPECT_OK(lev_launch(stream, &move, &x, sizeof x));
+  T_EXPECT_STATUS(lev_launch(stream, &(lev_kernel){.name = "none", .cpu = move_cpu}, &x, sizeof x),
+                  LEV_ERR_UNSUPPORTED);
+  T_EXPECT(strstr(lev_detail(), "none") != NULL);
+  lev_device_close(device);
+}
+#endif
+
 T_TEST(runtime_dry_trace_equals_cpu_trace) {
   lev_trace *cpu, *dry;
   T_REQUIRE_OK(lev_trace_create(1000, &cpu));
