@@ -17,7 +17,7 @@ lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid
 }
 
 lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out) {
-  lev_device_config dc = {.backend = LEV_BACKEND_DRY, .trace = trace};
+  lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = lev_run_backend(config), .trace = trace};
   lev_device *device = NULL;
   lev_comm *world = NULL;
   lev_rank *r = NULL;
