@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* levee plan: every byte of a run, by rank, class and tag, from the dry backend. Exit code 0, or 3 when a given limit
- * is passed. */
+/* levee plan: every byte of a run, by rank, class and tag, from the dry backend; on request with caps picked to fit,
+ * with plain schedules beside it, and with an estimate of the step's time. Exit code 0, or 3 when a given limit is
+ * passed. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,94 +11,317 @@
 #include "harness/cli/settings.h"
 #include "harness/cli/verbs.h"
 #include "harness/report/memory_report.h"
-#include "harness/train/plan.h"
+#include "harness/train/auto.h"
+#include "harness/train/routing.h"
 
 typedef struct plan_options {
-  bool json, all_ranks;
+  bool json, all_ranks, plain, automatic;
+  const char *without;  /* a module's name */
+  const char *ceilings; /* path */
 } plan_options;
 
-static lev_status parse(int argc, char **argv, plan_options *out) {
-  for (int i = 0; i < argc; ++i)
-    if (strcmp(argv[i], "--json") == 0)
-      out->json = true;
-    else if (strcmp(argv[i], "--all-ranks") == 0)
-      out->all_ranks = true;
-    else
-      return lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[i]);
+/* Short names of settings that go with --auto. */
+static const struct {
+  const char *word, *setting;
+} short_names[] = {{"--device-memory", "memory.device_memory"},
+                   {"--host-memory", "memory.host_memory"},
+                   {"--context", "train.context"}};
+
+/* The value of WORD=value or WORD value at argv[*i]; NULL if argv[*i] is another word. */
+static lev_status value_of(int argc, char **argv, int *i, const char *word, const char **out) {
+  size_t n = strlen(word);
+  *out = NULL;
+  if (strncmp(argv[*i], word, n) != 0 || (argv[*i][n] != '=' && argv[*i][n] != '\0')) return LEV_OK;
+  if (argv[*i][n] == '=')
+    *out = argv[*i] + n + 1;
+  else if (*i + 1 < argc)
+    *out = argv[++*i];
+  else
+    return lev_fail(LEV_ERR_ARG, "%s needs a value", word);
   return LEV_OK;
 }
 
-/* Sum of the class peaks: what ranks are compared by. */
-static size_t weight(const lev_rank_plan *plan) {
-  size_t sum = 0;
-  for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) sum += lev_ledger_peak(plan->ledger, (lev_mem)cls);
-  return sum;
-}
-
-/* Plans every rank; keeps all of them or the largest in `kept`. */
-static lev_status plan_ranks(const lev_config *config, bool all, lev_rank_plan *kept, int *rank_of, int *n) {
-  *n = 0;
-  for (int r = 0; r < (int)config->parallel.ranks; ++r) {
-    lev_rank_plan plan;
-    LEV_TRY(lev_plan_rank(config, r, NULL, &plan));
-    if (all || *n == 0) {
-      rank_of[*n] = r;
-      kept[(*n)++] = plan;
-    } else if (lev_ledger_peak(plan.ledger, LEV_MEM_DEVICE) > lev_ledger_peak(kept[0].ledger, LEV_MEM_DEVICE) ||
-               (lev_ledger_peak(plan.ledger, LEV_MEM_DEVICE) == lev_ledger_peak(kept[0].ledger, LEV_MEM_DEVICE) &&
-                weight(&plan) > weight(&kept[0]))) {
-      lev_rank_plan_free(&kept[0]);
-      kept[0] = plan, rank_of[0] = r;
-    } else {
-      lev_rank_plan_free(&plan);
+static lev_status parse_word(lev_config *config, int argc, char **argv, int *i, plan_options *out, bool *known) {
+  const struct {
+    const char *word;
+    bool *flag;
+  } flags[] = {
+      {"--json", &out->json}, {"--all-ranks", &out->all_ranks}, {"--plain", &out->plain}, {"--auto", &out->automatic}};
+  const char *value;
+  *known = true;
+  for (size_t f = 0; f < sizeof flags / sizeof *flags; ++f)
+    if (strcmp(argv[*i], flags[f].word) == 0) {
+      *flags[f].flag = true;
+      return LEV_OK;
     }
+  for (size_t s = 0; s < sizeof short_names / sizeof *short_names; ++s) {
+    LEV_TRY(value_of(argc, argv, i, short_names[s].word, &value));
+    if (value) return lev_config_set(config, short_names[s].setting, value, short_names[s].word);
   }
+  LEV_TRY(value_of(argc, argv, i, "--without", &out->without));
+  if (out->without) return LEV_OK;
+  LEV_TRY(value_of(argc, argv, i, "--ceilings", &out->ceilings));
+  *known = out->ceilings != NULL;
   return LEV_OK;
 }
 
-static void print_text(const lev_config *config, const lev_rank_plan *plan, const lev_memory_report *report,
-                       size_t device, size_t host) {
+static lev_status parse(lev_config *config, int argc, char **argv, plan_options *out) {
+  for (int i = 0; i < argc; ++i) {
+    plan_options one = *out;
+    bool known;
+    one.without = one.ceilings = NULL;
+    LEV_TRY(parse_word(config, argc, argv, &i, &one, &known));
+    if (!known) return lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[i]);
+    if (!one.without) one.without = out->without;
+    if (!one.ceilings) one.ceilings = out->ceilings;
+    *out = one;
+  }
+  if (out->plain && (out->automatic || out->without))
+    return lev_fail(LEV_ERR_ARG, "--plain goes neither with --auto nor with --without");
+  return lev_config_validate(config);
+}
+
+/* ---- one plan ---- */
+
+#define NOTES 8
+
+/* A world's plan as it is reported: with --all-ranks every rank, else the largest. */
+typedef struct shown {
+  lev_world_plan world;
+  lev_memory_rank *rows;
+  lev_memory_report report;
+  lev_memory_note notes[NOTES];
+  char *texts[NOTES]; /* of the notes, to be freed */
+} shown;
+
+static bool grows(const void *config, const char *tag) {
+  return lev_tag_grows(config, tag);
+}
+
+static lev_status show_begin(const lev_config *config, bool all, shown *s) {
+  *s = (shown){0};
+  LEV_TRY(lev_plan_world(config, &s->world));
+  const lev_rank_classes *k = &s->world.classes;
+  int n = all ? k->ranks : 1;
+  s->rows = lev_calloc(LEV_HEAP_REPORT, (size_t)n, sizeof *s->rows);
+  if (!s->rows) return LEV_ERR_NOMEM;
+  for (int r = 0; r < k->ranks && all; ++r) s->rows[r] = (lev_memory_rank){r, s->world.plan[k->of[r]].ledger, NULL};
+  if (!all) s->rows[0] = (lev_memory_rank){k->first[s->world.largest], s->world.plan[s->world.largest].ledger, NULL};
+  size_t limit = config->memory.device_memory, reserve = config->memory.context_reserve;
+  s->report = (lev_memory_report){.ranks = k->ranks,
+                                  .rank = s->rows,
+                                  .n = n,
+                                  .device_limit = limit > reserve ? limit - reserve : limit,
+                                  .host_limit = config->memory.host_memory,
+                                  .heap_cap = config->memory.heap_cap,
+                                  .grows = grows,
+                                  .grows_ctx = config,
+                                  .notes = s->notes};
+  return LEV_OK;
+}
+
+static void show_end(shown *s) {
+  for (int i = 0; i < s->report.n_notes; ++i) free(s->texts[i]);
+  lev_free(s->rows);
+  lev_world_plan_free(&s->world);
+}
+
+/* Adds a member to the JSON object; takes `json`. */
+static lev_status note(shown *s, const char *key, char *json) {
+  if (!json) return lev_fail(LEV_ERR_NOMEM, "no memory for the report");
+  s->texts[s->report.n_notes] = json;
+  s->notes[s->report.n_notes++] = (lev_memory_note){key, json};
+  return LEV_OK;
+}
+
+/* Bytes over the limits, over all ranks. */
+static size_t excess(const shown *s, size_t *device, size_t *host) {
+  lev_memory_report all = s->report;
+  lev_memory_rank rows[1];
+  all.rank = rows, all.n = 1;
+  size_t d, h;
+  *device = *host = 0;
+  for (int i = 0; i < s->world.classes.n; ++i) {
+    rows[0] = (lev_memory_rank){s->world.classes.first[i], s->world.plan[i].ledger, NULL};
+    lev_memory_excess(&all, &d, &h);
+    *device = lev_max_size(*device, d), *host = lev_max_size(*host, h);
+  }
+  return lev_sat_add(*device, *host);
+}
+
+static void print_plan(const lev_config *config, const shown *s) {
   char a[24], b[24];
+  size_t device, host;
+  const lev_rank_plan *plan = &s->world.plan[s->world.largest];
   printf("model %s: %.3f B parameters, %.3f B active; context %lld, %d ranks, %lld tokens each at most\n",
          config->model.name[0] ? config->model.name : "without name", (double)plan->total / 1e9,
-         (double)plan->active / 1e9, (long long)config->train.context, report->ranks, (long long)plan->max_tokens);
-  lev_memory_table(report, stdout);
+         (double)plan->active / 1e9, (long long)config->train.context, s->report.ranks, (long long)plan->max_tokens);
+  lev_memory_table(&s->report, stdout);
+  excess(s, &device, &host);
   if (device)
     printf("does not fit: %s over memory.device_memory = %s\n", lev_bytes_text(device, a),
-           lev_bytes_text(report->device_limit, b));
+           lev_bytes_text(s->report.device_limit, b));
   if (host)
     printf("does not fit: %s over memory.host_memory = %s\n", lev_bytes_text(host, a),
-           lev_bytes_text(report->host_limit, b));
-  if ((report->device_limit || report->host_limit) && !device && !host) puts("fits the limits");
+           lev_bytes_text(s->report.host_limit, b));
+  if ((s->report.device_limit || s->report.host_limit) && !device && !host) puts("fits the limits");
 }
 
-static lev_status show(const lev_config *config, const plan_options *o, int *exit_code) {
-  size_t ranks = (size_t)config->parallel.ranks, device, host;
-  lev_rank_plan *plans = lev_calloc(LEV_HEAP_REPORT, ranks, sizeof *plans);
-  lev_memory_rank *rows = lev_calloc(LEV_HEAP_REPORT, ranks, sizeof *rows);
-  int *rank_of = lev_calloc(LEV_HEAP_REPORT, ranks, sizeof *rank_of), n = 0;
-  lev_status st = plans && rows && rank_of ? plan_ranks(config, o->all_ranks, plans, rank_of, &n) : LEV_ERR_NOMEM;
-  if (st == LEV_OK) {
-    for (int i = 0; i < n; ++i) rows[i] = (lev_memory_rank){rank_of[i], plans[i].ledger, NULL};
-    size_t limit = config->memory.device_memory;
-    if (limit > config->memory.context_reserve) limit -= config->memory.context_reserve;
-    lev_memory_report report = {.ranks = (int)ranks,
-                                .rank = rows,
-                                .n = n,
-                                .device_limit = limit,
-                                .host_limit = config->memory.host_memory,
-                                .heap_cap = config->memory.heap_cap};
-    *exit_code = lev_memory_excess(&report, &device, &host) ? lev_status_exit_code(LEV_ERR_BUDGET) : 0;
-    char *text = o->json ? lev_memory_json(&report) : NULL;
-    if (o->json && !text) st = lev_fail(LEV_ERR_NOMEM, "no memory for the JSON text");
-    if (text) puts(text);
-    if (!o->json) print_text(config, &plans[0], &report, device, host);
-    free(text);
+static lev_status print_json(const shown *s) {
+  char *text = lev_memory_json(&s->report);
+  if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the JSON text");
+  puts(text);
+  free(text);
+  return LEV_OK;
+}
+
+/* Exit code by the limits. */
+static int judge(const shown *s) {
+  size_t device, host;
+  return excess(s, &device, &host) ? lev_status_exit_code(LEV_ERR_BUDGET) : 0;
+}
+
+/* Text of at most 4,095 bytes on the C heap. */
+static char *format(const char *form, ...) __attribute__((format(printf, 1, 2)));
+static char *format(const char *form, ...) {
+  char text[4096];
+  va_list args;
+  va_start(args, form);
+  vsnprintf(text, sizeof text, form, args);
+  va_end(args);
+  return strdup(text);
+}
+
+/* ---- --plain ---- */
+
+static lev_status show_plain(const lev_config *config, const plan_options *o, int *exit_code) {
+  static lev_config plain;
+  for (int i = 0; i < (o->json ? 1 : LEV_ROUTINGS); ++i) {
+    shown s;
+    plain = *config;
+    LEV_TRY(lev_make_plain(&plain, NULL, &lev_routings[i]));
+    lev_status st = show_begin(&plain, o->all_ranks, &s);
+    if (st == LEV_OK && o->json) {
+      st = note(&s, "routing", format("\"%s\"", lev_routings[i].name));
+      if (st == LEV_OK) st = print_json(&s);
+    } else if (st == LEV_OK) {
+      printf("%splain schedules, %s (%s)\n", i ? "\n" : "", lev_routings[i].name, lev_routings[i].text);
+      print_plan(&plain, &s);
+    }
+    if (st == LEV_OK && i == LEV_ROUTING_BALANCED) *exit_code = judge(&s);
+    show_end(&s);
+    LEV_TRY(st);
   }
-  for (int i = 0; i < n; ++i) lev_rank_plan_free(&plans[i]);
-  lev_free(plans);
-  lev_free(rows);
-  lev_free(rank_of);
+  return LEV_OK;
+}
+
+/* ---- --without ---- */
+
+typedef struct added {
+  int64_t bytes[LEV_MEM_CLASSES], module; /* of the largest rank; device bytes of the module alone */
+} added;
+
+/* What the plain schedule of o->without adds under a routing. */
+static lev_status measure_added(const lev_config *config, const char *module, const lev_routing *routing,
+                                const shown *bounded, added *out) {
+  static lev_config plain;
+  shown s;
+  plain = *config;
+  LEV_TRY(lev_make_plain(&plain, module, routing));
+  lev_status st = show_begin(&plain, false, &s);
+  if (st == LEV_OK) {
+    const lev_ledger *with = bounded->world.plan[bounded->world.largest].ledger;
+    const lev_ledger *without = s.world.plan[s.world.largest].ledger;
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
+      out->bytes[cls] = (int64_t)lev_ledger_peak(without, (lev_mem)cls) - (int64_t)lev_ledger_peak(with, (lev_mem)cls);
+    for (int m = 0; m < LEV_MODULES; ++m)
+      if (strcmp(module, lev_module_name[m]) == 0)
+        out->module = (int64_t)lev_ledger_module_peak(without, LEV_MEM_DEVICE, lev_module_prefix[m]) -
+                      (int64_t)lev_ledger_module_peak(with, LEV_MEM_DEVICE, lev_module_prefix[m]);
+  }
+  show_end(&s);
+  return st;
+}
+
+static char *signed_bytes(int64_t bytes, char *text) {
+  char size[24];
+  snprintf(text, 32, "%c%s", bytes < 0 ? '-' : '+', lev_bytes_text((size_t)(bytes < 0 ? -bytes : bytes), size));
+  return text;
+}
+
+static void print_added(const char *module, const lev_routing *routing, bool routed, const added *a) {
+  char d[32], p[32], h[32], m[32];
+  printf("without %s%s%s: %s on the device, %s pinned, %s host; %s in the module's own device bytes\n", module,
+         routed ? ", " : "", routed ? routing->name : "", signed_bytes(a->bytes[LEV_MEM_DEVICE], d),
+         signed_bytes(a->bytes[LEV_MEM_PINNED], p), signed_bytes(a->bytes[LEV_MEM_HOST], h),
+         signed_bytes(a->module, m));
+}
+
+static char *added_json(const char *module, const lev_routing *routing, const added *a) {
+  return format("{\"module\": \"%s\", \"routing\": \"%s\", \"added_bytes\": {\"device\": %lld, \"pinned\": %lld, "
+                "\"host\": %lld}, \"module_device_bytes_added\": %lld}",
+                module, routing->name, (long long)a->bytes[LEV_MEM_DEVICE], (long long)a->bytes[LEV_MEM_PINNED],
+                (long long)a->bytes[LEV_MEM_HOST], (long long)a->module);
+}
+
+/* The plan with the module plain (under balanced routing), and what that adds to the plan as configured. */
+static lev_status show_without(const lev_config *config, const plan_options *o, shown *bounded, int *exit_code) {
+  static lev_config plain;
+  added a[LEV_ROUTINGS] = {{{0}, 0}};
+  shown s;
+  bool routed = strcmp(o->without, lev_module_name[0]) == 0;
+  plain = *config;
+  LEV_TRY(lev_make_plain(&plain, o->without, &lev_routings[LEV_ROUTING_BALANCED]));
+  for (int i = 0; i < (routed ? LEV_ROUTINGS : 1); ++i)
+    LEV_TRY(measure_added(config, o->without, &lev_routings[i], bounded, &a[i]));
+  lev_status st = show_begin(&plain, o->all_ranks, &s);
+  if (st == LEV_OK && o->json) {
+    st = note(&s, "without", added_json(o->without, &lev_routings[LEV_ROUTING_BALANCED], &a[0]));
+    if (st == LEV_OK) st = print_json(&s);
+  } else if (st == LEV_OK) {
+    print_plan(&plain, &s);
+    for (int i = 0; i < (routed ? LEV_ROUTINGS : 1); ++i) print_added(o->without, &lev_routings[i], routed, &a[i]);
+  }
+  if (st == LEV_OK) *exit_code = judge(&s);
+  show_end(&s);
+  return st;
+}
+
+/* ---- --auto ---- */
+
+static lev_status note_auto(shown *s, const lev_auto_result *result) {
+  char text[LEV_AUTO_WORDS * (LEV_AUTO_WORD + 4) + 8] = "[";
+  for (int i = 0; i < result->n_words; ++i)
+    snprintf(text + strlen(text), sizeof text - strlen(text), "%s\"%s\"", i ? ", " : "", result->word[i].text);
+  strcat(text, "]");
+  return note(s, "settings", strdup(text));
+}
+
+static void print_auto(const lev_auto_result *result) {
+  puts(result->fits ? "chosen settings:" : "no choice fits; with the least caps:");
+  for (int i = 0; i < result->n_words; ++i) printf("  %s\n", result->word[i].text);
+}
+
+/* ---- the verb ---- */
+
+static lev_status show(lev_config *config, const plan_options *o, int *exit_code) {
+  lev_auto_result chosen = {0};
+  shown s = {0};
+  if (o->plain) return show_plain(config, o, exit_code);
+  if (o->automatic) LEV_TRY(lev_auto_plan(config, &chosen));
+  lev_status st = show_begin(config, o->all_ranks, &s);
+  if (st == LEV_OK && o->automatic) st = note_auto(&s, &chosen);
+  if (st == LEV_OK && o->automatic && !o->json) print_auto(&chosen);
+  if (st == LEV_OK && o->without) {
+    st = show_without(config, o, &s, exit_code);
+  } else if (st == LEV_OK) {
+    *exit_code = judge(&s);
+    if (o->json)
+      st = print_json(&s);
+    else
+      print_plan(config, &s);
+  }
+  show_end(&s);
   return st;
 }
 
@@ -105,7 +330,7 @@ int lev_verb_plan(int argc, char **argv) {
   plan_options options = {0};
   int exit_code = 0;
   lev_status st = lev_settings(&config, &argc, argv);
-  if (st == LEV_OK) st = parse(argc, argv, &options);
+  if (st == LEV_OK) st = parse(&config, argc, argv, &options);
   if (st == LEV_OK) st = show(&config, &options, &exit_code);
   return st == LEV_OK ? exit_code : lev_verb_failed("plan", st);
 }

@@ -70,6 +70,20 @@ static json_t *heap_json(const lev_memory_report *report) {
   return out;
 }
 
+/* The tags of any reported rank that may grow with tokens, each once. */
+static json_t *growing_json(const lev_memory_report *report) {
+  json_t *seen = json_object(), *list = json_array();
+  for (int i = 0; i < report->n; ++i)
+    for (int t = 0; t < lev_ledger_count(report->rank[i].planned); ++t) {
+      const char *tag = lev_ledger_at(report->rank[i].planned, t).tag;
+      if (!report->grows(report->grows_ctx, tag) || json_object_get(seen, tag)) continue;
+      json_object_set_new(seen, tag, json_true());
+      json_array_append_new(list, json_string(tag));
+    }
+  json_decref(seen);
+  return list;
+}
+
 char *lev_memory_json(const lev_memory_report *report) {
   json_t *root = json_pack("{s:i}", "ranks", report->ranks), *list = json_array();
   bool measured = false;
@@ -90,6 +104,9 @@ char *lev_memory_json(const lev_memory_report *report) {
                                   "host_bytes", (json_int_t)report->host_limit, "device_excess_bytes",
                                   (json_int_t)device, "host_excess_bytes", (json_int_t)host));
   }
+  if (report->grows) json_object_set_new(root, "grows_with_tokens", growing_json(report));
+  for (int i = 0; i < report->n_notes; ++i)
+    json_object_set_new(root, report->notes[i].key, json_loads(report->notes[i].json, JSON_DECODE_ANY, NULL));
   char *text = json_dumps(root, JSON_INDENT(1));
   json_decref(root);
   return text;
@@ -129,7 +146,7 @@ static int by_peak(const void *a, const void *b) {
   return x->peak < y->peak ? 1 : x->peak > y->peak ? -1 : strcmp(x->tag, y->tag);
 }
 
-static void class_table(const lev_memory_rank *r, lev_mem cls, FILE *out) {
+static void class_table(const lev_memory_report *report, const lev_memory_rank *r, lev_mem cls, FILE *out) {
   lev_ledger_row rows[256] = {{0}};
   int n = 0;
   char a[24], b[24];
@@ -146,10 +163,11 @@ static void class_table(const lev_memory_rank *r, lev_mem cls, FILE *out) {
   for (int i = 0; i < n; ++i) {
     fprintf(out, "    %-18s %14s", rows[i].tag, lev_bytes_text(rows[i].peak, a));
     if (r->measured) fprintf(out, " %14s", lev_bytes_text(lev_ledger_tag_peak(r->measured, cls, rows[i].tag), b));
-    fprintf(out, "   %s\n",
+    fprintf(out, "   %s%s\n",
             rows[i].at_peak == rows[i].peak ? "live at the peak"
             : rows[i].at_peak > 0           ? "partly live at the peak"
-                                            : "not live at the peak");
+                                            : "not live at the peak",
+            report->grows && report->grows(report->grows_ctx, rows[i].tag) ? ", may grow with tokens" : "");
   }
 }
 
@@ -157,7 +175,7 @@ void lev_memory_table(const lev_memory_report *report, FILE *out) {
   for (int i = 0; i < report->n; ++i) {
     const lev_memory_rank *r = &report->rank[i];
     fprintf(out, "rank %d of %d  %12s%s\n", r->rank, report->ranks, "planned", r->measured ? "       measured" : "");
-    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) class_table(r, (lev_mem)cls, out);
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) class_table(report, r, (lev_mem)cls, out);
   }
 }
 

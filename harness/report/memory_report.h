@@ -15,12 +15,23 @@ typedef struct lev_memory_rank {
   const lev_ledger *measured; /* NULL in a plan */
 } lev_memory_rank;
 
+/* A further member of the JSON object: its value as JSON text. */
+typedef struct lev_memory_note {
+  const char *key, *json;
+} lev_memory_note;
+
 typedef struct lev_memory_report {
   int ranks;                   /* W of the run */
   const lev_memory_rank *rank; /* the ones reported */
   int n;
   size_t device_limit, host_limit; /* 0 = none; the host limit is for pinned and named host bytes together */
   size_t heap_cap;                 /* of the control-plane heap; shown beside its use where measured */
+  /* nullable: whether a tag may grow with the tokens of a rank. Then the table marks these tags, and the JSON lists
+   * them under "grows_with_tokens" */
+  bool (*grows)(const void *ctx, const char *tag);
+  const void *grows_ctx;
+  const lev_memory_note *notes;
+  int n_notes;
 } lev_memory_report;
 
 /* {"ranks": W, "per_rank": [{"rank", "device": {"planned_bytes", "peak_bytes", "peak_phase", "tags": {...}}, "pinned",

@@ -29,6 +29,10 @@ void lev_world_plan_free(lev_world_plan *plan);
 /* Bytes of pinned and named host memory, which share a limit. */
 size_t lev_rank_plan_host(const lev_rank_plan *plan);
 
+/* Whether a tag's bytes may grow with the tokens of a rank (rdtp.*: where memory.rdtp_branch does not follow from the
+ * number of tokens). All other tags are flat once a rank has as many tokens as the caps allow for. */
+bool lev_tag_grows(const lev_config *config, const char *tag);
+
 /* What the plan and the event list of a run go through after set-up, on any backend: first values, one step, one
  * evaluation where the configuration has one. */
 LEV_MUST_CHECK lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid);
