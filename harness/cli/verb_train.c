@@ -248,14 +248,24 @@ static void heap_row(const train *t) {
   lev_process_memory(&rss, &peak_rss);
   printf("control-plane heap of all ranks: %s of at most %s; process %s at its peak\n", lev_bytes_text(allocated, a),
          lev_bytes_text(t->config.memory.heap_cap, b), lev_bytes_text(peak_rss, c));
+  if (allocated > t->config.memory.heap_cap)
+    fprintf(stderr, "warning: the control-plane heap passed memory.heap_cap; raise it, or record fewer steps with "
+                    "--run.trace_steps\n");
+}
+
+/* memory.json of a run without steps: what is planned. */
+static void report_plan(train *t, const lev_run_memory *memory) {
+  lev_run_memory planned = *memory;
+  planned.measured = NULL;
+  write_memory(t, &planned);
 }
 
 static void on_finished(void *ctx, const lev_run_memory *memory) {
   train *t = ctx;
   lev_memory_report report = report_of(t, memory), one = report;
   int rank = largest(memory), same = 0;
-  if (t->first_step > t->config.train.steps)
-    return; /* nothing measured; the report of the run that did the steps stays */
+  if (t->config.train.steps == 0) report_plan(t, memory);
+  if (t->first_step > t->config.train.steps) return; /* nothing measured: an earlier run's report stays */
   write_memory(t, memory);
   one.rank = &t->ranks[rank], one.n = 1;
   for (int i = 0; i < memory->ranks; ++i)

@@ -117,7 +117,7 @@
   O(memory, device_memory, SIZE, 0, 0, 0, "limit per rank on the device; 0 = none")                                    \
   O(memory, host_memory, SIZE, 0, 0, 0, "limit per rank on pinned and named host memory; 0 = none")                   \
   O(memory, context_reserve, SIZE, 0, 0, 0, "kept free for the driver inside device_memory")                           \
-  O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap of the process may hold")                    \
+  O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap is meant to hold; passing it is a warning")                    \
   O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
   O(memory, llep_plain_rows, INT, 0, 0, 2147483647, "plain schedule: rows a rank can receive; 0 = the worst case")      \
   O(memory, llep_foreign_slots, INT, 0, -1, 4096, "lent experts a rank holds at once; 0 = half its own, -1 = none")   \

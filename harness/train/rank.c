@@ -40,7 +40,8 @@ lev_model lev_model_of(const lev_config *c) {
       .layers = c->model.num_hidden_layers,
       .heads = c->model.num_attention_heads,
       .kv_heads = c->model.num_key_value_heads > 0 ? c->model.num_key_value_heads : c->model.num_attention_heads,
-      .head_dim = c->model.head_dim > 0 ? c->model.head_dim : c->model.hidden_size / lev_max_i64(1, c->model.num_attention_heads),
+      .head_dim = c->model.head_dim > 0 ? c->model.head_dim
+                                        : c->model.hidden_size / lev_max_i64(1, c->model.num_attention_heads),
       .experts = c->model.num_experts,
       .top_k = c->model.num_experts_per_tok,
       .inter = c->model.moe_intermediate_size,
@@ -218,7 +219,8 @@ lev_status lev_muon_settings(const lev_config *c, lev_dtype grad_dtype, const mu
   a.weight_decay = c->optimizer.weight_decay;
   a.set = muon_set_find(c->optimizer.muon_coefficients), a.scale = muon_scale_find(c->optimizer.muon_scale);
   if (a.set == MUON_SETS || a.scale == MUON_SCALES)
-    return lev_fail(LEV_ERR_CONFIG, "optimizer.muon_coefficients = \"%s\" or muon_scale = \"%s\" is unknown",
+    return lev_fail(LEV_ERR_CONFIG,
+                    "optimizer.muon_coefficients = \"%s\" or muon_scale = \"%s\" is unknown; --help-all lists them",
                     c->optimizer.muon_coefficients, c->optimizer.muon_scale);
   a.schedule = c->schedule.muon == LEV_SCHEDULE_PLAIN ? MUON_PLAIN : MUON_BOUNDED;
   a.bucket_bytes = c->memory.muon_bucket_bytes, a.slots = (int)c->memory.muon_slots;

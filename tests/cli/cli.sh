@@ -129,6 +129,7 @@ PY
   done
 }
 killed_and_resumed() {
+  : > "$work/log1" # the loop below must not see an earlier log
   "$levee" train "$work/tiny.toml" --run.folder="$1" > "$work/log1" 2>&1 &
   pid=$!
   tries=0
@@ -144,6 +145,7 @@ check "resume after kill -9 at step 1 = uninterrupted" killed_and_resumed "$work
 check "resume after kill -9 at step 5 = uninterrupted" killed_and_resumed "$work/k5" 5
 check "resume after kill -9 at step 9 = uninterrupted" killed_and_resumed "$work/k9" 9
 stopped_and_resumed() {
+  : > "$work/log1" # the loop below must not see an earlier log
   "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.interval=0 > "$work/log1" 2>&1 &
   pid=$!
   tries=0
@@ -161,6 +163,7 @@ check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work
 # A validation that a stop cut off is made up for; the run ends with the metrics of the uninterrupted one.
 stopped_in_validation() {
   "$levee" train "$work/tiny.toml" --run.folder="$1" --data.valid="$work/t.train" > "$work/log1" 2>&1 || return 1
+  : > "$work/log1" # the loop below must not see an earlier log
   "$levee" train "$work/tiny.toml" --run.folder="$2" --data.valid="$work/t.train" > "$work/log1" 2>&1 &
   pid=$!
   tries=0
@@ -196,6 +199,9 @@ check "a finished run again changes no report" finished_again
 # Limits, folders and outputs that do not do.
 check "train over a limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.device_memory=64KiB
 check "train over a host limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.host_memory=64KiB
+check "no steps" expect_exit 0 "$levee" train "$work/tiny.toml" --run.folder="$work/none" --train.steps=0 --lr_scheduler.warmup_steps=0
+check "no steps: the plan in memory.json" python3 -c "import json; r = json.load(open('$work/none/memory.json'))['per_rank']; assert len(r) == 2 and all(x['device']['planned_bytes'] > 0 and 'peak_bytes' not in x['device'] for x in r)"
+check "a heap over its cap is said" sh -c "'$levee' train '$work/tiny.toml' --run.folder='$work/heap' --train.steps=2 --memory.heap_cap=1KiB 2>&1 | grep -q 'passed memory.heap_cap'"
 check "a reserve over the limit" expect_exit 2 "$levee" plan "$work/tiny.toml" --memory.device_memory=1GiB --memory.context_reserve=2GiB
 check "empty settings" expect_exit 2 "$levee" plan /dev/null
 check "run folder is no folder" expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder=/dev/full
@@ -208,6 +214,7 @@ long_folder() {
 check "checkpoints of a long run folder are in it" long_folder
 check "folders that are too long" expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$long" --checkpoint.folder="$(printf 'f%.0s' $(seq 505))"
 two_at_once() {
+  : > "$work/log1" # the loop below must not see an earlier log
   "$levee" train "$work/tiny.toml" --run.folder="$work/two" --train.steps=100000 > "$work/log1" 2>&1 &
   pid=$!
   tries=0
