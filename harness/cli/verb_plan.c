@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/hostmem.h"
+#include "harness/cli/estimate_text.h"
 #include "harness/cli/settings.h"
 #include "harness/cli/verbs.h"
 #include "harness/report/memory_report.h"
@@ -192,6 +193,30 @@ static char *format(const char *form, ...) {
   return strdup(text);
 }
 
+/* ---- --ceilings ---- */
+
+/* Estimates the step of the largest rank where ceilings were given: as text after the plan, or as a note. */
+static lev_status estimate(const lev_config *config, const plan_options *o, shown *s) {
+  lev_ceilings ceilings;
+  lev_estimate e;
+  if (!o->ceilings) return LEV_OK;
+  LEV_TRY(lev_ceilings_read(o->ceilings, &ceilings));
+  LEV_TRY(lev_estimate_step(config, s->world.classes.first[s->world.largest], &ceilings, &e));
+  if (o->json) return note(s, "estimate", lev_estimate_json(&e, o->ceilings));
+  lev_estimate_table(&e, o->ceilings, stdout);
+  return LEV_OK;
+}
+
+/* The plan and, where asked for, the estimate. */
+static lev_status print_all(const lev_config *config, const plan_options *o, shown *s) {
+  if (o->json) {
+    LEV_TRY(estimate(config, o, s));
+    return print_json(s);
+  }
+  print_plan(config, s);
+  return estimate(config, o, s);
+}
+
 /* ---- --plain ---- */
 
 static lev_status show_plain(const lev_config *config, const plan_options *o, int *exit_code) {
@@ -203,11 +228,10 @@ static lev_status show_plain(const lev_config *config, const plan_options *o, in
     lev_status st = show_begin(&plain, o->all_ranks, &s);
     if (st == LEV_OK && o->json) {
       st = note(&s, "routing", format("\"%s\"", lev_routings[i].name));
-      if (st == LEV_OK) st = print_json(&s);
     } else if (st == LEV_OK) {
       printf("%splain schedules, %s (%s)\n", i ? "\n" : "", lev_routings[i].name, lev_routings[i].text);
-      print_plan(&plain, &s);
     }
+    if (st == LEV_OK) st = print_all(&plain, o, &s);
     if (st == LEV_OK && i == LEV_ROUTING_BALANCED) *exit_code = judge(&s);
     show_end(&s);
     LEV_TRY(st);
@@ -277,11 +301,10 @@ static lev_status show_without(const lev_config *config, const plan_options *o, 
   lev_status st = show_begin(&plain, o->all_ranks, &s);
   if (st == LEV_OK && o->json) {
     st = note(&s, "without", added_json(o->without, &lev_routings[LEV_ROUTING_BALANCED], &a[0]));
-    if (st == LEV_OK) st = print_json(&s);
-  } else if (st == LEV_OK) {
-    print_plan(&plain, &s);
-    for (int i = 0; i < (routed ? LEV_ROUTINGS : 1); ++i) print_added(o->without, &lev_routings[i], routed, &a[i]);
   }
+  if (st == LEV_OK) st = print_all(&plain, o, &s);
+  for (int i = 0; i < (routed ? LEV_ROUTINGS : 1) && st == LEV_OK && !o->json; ++i)
+    print_added(o->without, &lev_routings[i], routed, &a[i]);
   if (st == LEV_OK) *exit_code = judge(&s);
   show_end(&s);
   return st;
@@ -316,10 +339,7 @@ static lev_status show(lev_config *config, const plan_options *o, int *exit_code
     st = show_without(config, o, &s, exit_code);
   } else if (st == LEV_OK) {
     *exit_code = judge(&s);
-    if (o->json)
-      st = print_json(&s);
-    else
-      print_plan(config, &s);
+    st = print_all(config, o, &s);
   }
   show_end(&s);
   return st;

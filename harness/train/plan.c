@@ -32,6 +32,8 @@ lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, l
   out->slabs = lev_rank_slabs(r);
   out->total = r->params->total, out->active = r->params->active;
   out->max_tokens = r->max_tokens;
+  out->adamw_elements = oadamw_count(r->adamw);
+  out->muon_elements = r->muon ? muon_count(r->muon) : 0, out->muon_flops = r->muon ? muon_flops(r->muon) : 0;
 end:
   lev_rank_destroy(r);
   lev_comm_destroy(world);

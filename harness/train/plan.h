@@ -6,10 +6,12 @@
 #include "harness/train/classes.h"
 
 typedef struct lev_rank_plan {
-  lev_ledger *ledger;    /* planned bytes of a tag = its peak here; owned by the plan */
-  lev_slabs slabs;       /* size of each class's slab */
-  int64_t total, active; /* parameters of the model; those one token touches */
-  int64_t max_tokens;    /* N cap of any rank */
+  lev_ledger *ledger;                    /* planned bytes of a tag = its peak here; owned by the plan */
+  lev_slabs slabs;                       /* size of each class's slab */
+  int64_t total, active;                 /* parameters of the model; those one token touches */
+  int64_t max_tokens;                    /* N cap of any rank */
+  int64_t adamw_elements, muon_elements; /* of this rank's optimizer state */
+  double muon_flops;                     /* of one update */
 } lev_rank_plan;
 
 /* Plans rank `rank` of parallel.ranks. `trace` (nullable) receives the events. Errors: LEV_ERR_CONFIG, LEV_ERR_BUDGET
