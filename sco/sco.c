@@ -181,7 +181,9 @@ static void lay_out(const sco_plan *p, lev_walker *w, layout out[SCO_KINDS]) {
     const kind_plan *kp = &p->kind[k];
     int64_t stride = (int64_t)kp->stride;
     out[k] = (layout){0};
-    if (kp->hosted > 0) out[k].slots = lev_walk(w, LEV_MEM_DEVICE, "sco.slots", LEV_U8, 2, stride);
+    /* the two layer inputs that end in slots count with the others: sco.boundary is all of them, wherever they lie */
+    const char *tag = k == SCO_BOUNDARY ? kp->tag : "sco.slots";
+    if (kp->hosted > 0) out[k].slots = lev_walk(w, LEV_MEM_DEVICE, tag, LEV_U8, 2, stride);
   }
   for (int k = 0; k < SCO_KINDS; ++k) {
     const kind_plan *kp = &p->kind[k];

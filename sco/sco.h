@@ -78,8 +78,9 @@ void sco_plan_destroy(sco_plan *plan);
 
 /* Bytes of each memory class. SCO_PERSISTENT is the only phase: an item outlives the phases it is written in. */
 void sco_plan_bytes(const sco_plan *plan, sco_phase phase, size_t bytes[LEV_MEM_CLASSES]);
-/* The regions, in the order in which they lie in their class's block: sco.slots, sco.boundary, sco.attention (device,
- * each where it has bytes), then sco.boundary and sco.attention (pinned). */
+/* The regions, in the order in which they lie in their class's block, each where it has bytes. Device: the slots of
+ * boundaries (sco.boundary), the slots of attention outputs (sco.slots), the items that stay (sco.boundary,
+ * sco.attention); pinned: sco.boundary, sco.attention. So sco.boundary is all L layer inputs, wherever they lie. */
 void sco_plan_regions(const sco_plan *plan, sco_phase phase, lev_region_fn fn, void *ctx);
 /* lev_walk_fn of SCO_PERSISTENT, for lev_blocks_take. It only describes: pointers are set by sco_plan_bind. */
 void sco_walk(void *plan, lev_walker *walker);
