@@ -105,7 +105,7 @@ static lev_status share(lev_local_comm *c, const lev_local_op *const *ops, lev_s
 /* Waits for the peers that read this member's buffers, or write them. `peers`: their communicators. */
 static lev_status wait_ends(lev_local_comm *c, const lev_coll *coll, lev_local_comm *const *peers, lev_stream *stream) {
   for (int r = 0; r < c->base.size; ++r)
-    if (r != c->base.rank && reads_from(coll, r, c->base.size, c->base.rank))
+    if (r != c->base.rank && peers[r] && reads_from(coll, r, c->base.size, c->base.rank))
       LEV_TRY(lev_cuda_wait_peer(stream, peers[r]->done));
   return LEV_OK;
 }
@@ -114,7 +114,7 @@ static lev_status wait_ends(lev_local_comm *c, const lev_coll *coll, lev_local_c
 
 static lev_status run(lev_local_comm *c, const lev_local_op *op, lev_stream *stream) {
   lev_local_group *group = c->group;
-  lev_local_comm *peers[LEV_REDUCE_RANKS];
+  lev_local_comm *peers[LEV_REDUCE_RANKS] = {0};
   LEV_TRY(lev_event_record(c->ready, stream));
   LEV_TRY(lev_local_meet(group, &group->stream_lane, c->base.rank, op, lev_coll_name(op->coll.kind)));
   const lev_local_op *const *ops = (const lev_local_op *const *)group->stream_lane.slots;

@@ -197,7 +197,7 @@ static char *format(const char *form, ...) {
 
 /* Estimates the step of the largest rank where ceilings were given: as text after the plan, or as a note. */
 static lev_status estimate(const lev_config *config, const plan_options *o, shown *s) {
-  lev_ceilings ceilings;
+  lev_ceilings ceilings = {0};
   lev_estimate e;
   if (!o->ceilings) return LEV_OK;
   LEV_TRY(lev_ceilings_read(o->ceilings, &ceilings));
@@ -316,7 +316,7 @@ static lev_status note_auto(shown *s, const lev_auto_result *result) {
   char text[LEV_AUTO_WORDS * (LEV_AUTO_WORD + 4) + 8] = "[";
   for (int i = 0; i < result->n_words; ++i)
     snprintf(text + strlen(text), sizeof text - strlen(text), "%s\"%s\"", i ? ", " : "", result->word[i].text);
-  strcat(text, "]");
+  snprintf(text + strlen(text), sizeof text - strlen(text), "]");
   return note(s, "settings", strdup(text));
 }
 

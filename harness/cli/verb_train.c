@@ -283,12 +283,12 @@ static void on_finished(void *ctx, const lev_run_memory *memory) {
 
 /* One run per folder: two would take each other's checkpoints away. Held until the process ends. */
 static lev_status lock_folder(const char *folder) {
-  int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return lev_fail(LEV_ERR_IO, "cannot open %s: %s", folder, strerror(errno));
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder",
-                    folder);
-  return LEV_OK; /* file systems without locks go without */
+  static int held;
+  held = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (held < 0) return lev_fail(LEV_ERR_IO, "cannot open %s: %s", folder, strerror(errno));
+  if (flock(held, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return LEV_OK; /* without locks, it goes without */
+  close(held);
+  return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder", folder);
 }
 
 int lev_verb_train(int argc, char **argv) {

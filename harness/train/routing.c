@@ -50,8 +50,9 @@ lev_status lev_routing_rows(const lev_config *c, const lev_routing *routing, int
   if (ranks % l.experts != 0 || ranks % l.context != 0 || experts < 1 || top_k < 1)
     return lev_fail(LEV_ERR_CONFIG, "parallel.experts = %d and parallel.context = %d must divide parallel.ranks = %d",
                     l.experts, l.context, ranks);
-  int64_t *counts = lev_calloc(LEV_HEAP_PLAN, (size_t)(4 * experts), sizeof *counts), *sum = counts + 2 * experts;
+  int64_t *counts = lev_calloc(LEV_HEAP_PLAN, (size_t)(4 * experts), sizeof *counts), *sum;
   if (!counts) return LEV_ERR_NOMEM;
+  sum = counts + 2 * experts;
   int64_t counted = -1;
   *rows = 0;
   for (int first = 0; first < ranks; first += l.experts) {
