@@ -42,7 +42,8 @@ size_t lev_gemm_cpu_workspace(lev_dtype ab_type) {
   return ab_type == LEV_BF16 ? 3 * sizeof(float) * BLOCK * BLOCK : 0; /* A block, B block, sums */
 }
 
-/* OpenBLAS is not instrumented: say row by row what it touches. */
+/* OpenBLAS is not instrumented: say row by row what it touches. Its own copies into pool buffers stay unseen (quiet):
+ * the pool's lock orders those. */
 static void mark_read(const void *data, int64_t rows, int64_t cols, int64_t ld, size_t elem) {
 #ifdef LEV_TSAN
   for (int64_t i = 0; i < rows; ++i) lev_tsan_read((const char *)data + (size_t)(i * ld) * elem, (size_t)cols * elem);
@@ -94,16 +95,20 @@ void lev_gemm_host(const lev_gemm_args *g) {
       return;
     }
     mark_operands(g, sizeof(double));
+    lev_tsan_quiet();
     cblas_dgemm(CblasRowMajor, transpose(g->trans_a), transpose(g->trans_b), m, n, k, g->alpha, g->a, lda, g->b, ldb,
                 g->beta, g->c, ldc);
+    lev_tsan_loud();
   } else if (g->ab_type == LEV_F32) {
     if (only_scales(g)) {
       scale_f32(g);
       return;
     }
     mark_operands(g, sizeof(float));
+    lev_tsan_quiet();
     cblas_sgemm(CblasRowMajor, transpose(g->trans_a), transpose(g->trans_b), m, n, k, (float)g->alpha, g->a, lda, g->b,
                 ldb, (float)g->beta, g->c, ldc);
+    lev_tsan_loud();
   }
 }
 
