@@ -259,11 +259,10 @@ static lev_status raise_tile(search *s) {
   bool row_bound, col_bound;
   if (!is_bounded(c->schedule.ring_dtp) || rows < c->memory.rdtp_tile_rows || cols < c->memory.rdtp_tile_cols)
     return LEV_OK;
-  if (s->hint[CAP_TILE_ROWS] > 0) /* columns follow the rows of the earlier search, or stay below them */
-    c->memory.rdtp_tile_rows =
-        lev_max_i64(c->memory.rdtp_tile_rows, s->hint[CAP_TILE_ROWS] - s->hint[CAP_TILE_ROWS] / 64);
-  else
-    LEV_TRY(double_tile(s, rows, cols));
+  int64_t rows0 = c->memory.rdtp_tile_rows, hint = s->hint[CAP_TILE_ROWS], o = 1;
+  if (hint > rows0) LEV_TRY(measure_at(s, CAP_TILE_ROWS, hint - hint / 64, &o)); /* near the end of an earlier search */
+  if (o > 0) c->memory.rdtp_tile_rows = rows0;
+  if (o > 0 && s->step[CAP_TILE_ROWS] == 0) LEV_TRY(double_tile(s, rows, cols));
   LEV_TRY(climb(s, CAP_TILE_COLS, cols, 16, cols, &col_bound));
   LEV_TRY(climb(s, CAP_TILE_ROWS, rows, 1, rows, &row_bound));
   if (!row_bound && col_bound) { /* fewer rows, so that columns take the room and both stay below their ends */
@@ -427,12 +426,13 @@ static lev_status raise_host(search *s, bool *fits) {
 /* How much is given up so that the rest fits, from nothing on. */
 typedef struct mode {
   bool keep;       /* attention outputs are kept */
-  bool least;      /* caps begin at the least that is reasonable, not at the modules' defaults */
+  int shift;       /* caps begin at the modules' defaults / 2^shift, not below the least that is reasonable */
   int64_t foreign; /* lent experts a rank can hold; 0 = half of its own, -1 = none */
   int64_t blocks;  /* of attention; 0 = chosen */
 } mode;
-static const mode modes[] = {{true, false, 0, 0},  {false, false, 0, 0},  {false, true, 0, 0}, {false, true, 1, 0},
-                             {false, true, -1, 0}, {false, true, -1, 32}, {false, true, -1, 8}};
+static const mode modes[] = {{true, 0, 0, 0},    {false, 0, 0, 0},    {false, 3, 0, 0},
+                             {false, 6, 0, 0},   {false, 62, 0, 0},   {false, 62, 1, 0},
+                             {false, 62, -1, 0}, {false, 62, -1, 32}, {false, 62, -1, 8}};
 enum { MODES = sizeof modes / sizeof *modes, MODES_GOOD = 2 };
 
 /* Where the caps begin. The least ones make some hundred pieces, more of which would cost time without bound. */
@@ -454,7 +454,7 @@ static void begin_caps(search *s, const mode *m) {
   static const cap_id begun[] = {CAP_CHUNK, CAP_TILE_ROWS, CAP_TILE_COLS, CAP_BUCKET, CAP_EMBED, CAP_FFN};
   for (size_t i = 0; i < sizeof begun / sizeof *begun; ++i)
     if (begun[i] != CAP_FFN || has_ffn(c))
-      write_cap(c, begun[i], m->least ? lev_min_i64(least[begun[i]], usual[begun[i]]) : usual[begun[i]]);
+      write_cap(c, begun[i], lev_min_i64(usual[begun[i]], lev_max_i64(least[begun[i]], usual[begun[i]] >> m->shift)));
   write_cap(c, CAP_SLOTS, 2);
   write_cap(c, CAP_MUON, 0);
   write_cap(c, CAP_KEEP, m->keep);
@@ -497,13 +497,27 @@ static lev_status choose_mode(search *s, int64_t given_context, bool *fits) {
   return LEV_OK;
 }
 
-static lev_status raise_all(search *s) {
-  LEV_TRY(raise_chunk(s));
-  LEV_TRY(raise_tile(s));
-  LEV_TRY(raise_bucket(s));
-  LEV_TRY(raise_muon(s));
-  LEV_TRY(raise_embed(s));
-  return raise_ffn(s);
+/* Raises the caps one after the other; `again`: only those that memory bound before, from where they are. */
+static lev_status raise_all(search *s, bool again) {
+  static const struct {
+    cap_id id;
+    lev_status (*raise)(search *);
+  } caps[] = {{CAP_CHUNK, raise_chunk}, {CAP_TILE_ROWS, raise_tile}, {CAP_BUCKET, raise_bucket},
+              {CAP_MUON, raise_muon},   {CAP_EMBED, raise_embed},    {CAP_FFN, raise_ffn}};
+  for (size_t i = 0; i < sizeof caps / sizeof *caps; ++i)
+    if (!again || s->step[caps[i].id] > 0) LEV_TRY(caps[i].raise(s));
+  return LEV_OK;
+}
+
+/* Larger chunks have smaller tables on the host: an item more may fit there now, which frees the device for more. */
+static lev_status refill(search *s) {
+  for (bool fits = true; fits;) {
+    int64_t before = read_cap(s->c, CAP_HOST);
+    LEV_TRY(raise_host(s, &fits));
+    if (read_cap(s->c, CAP_HOST) == before) break;
+    LEV_TRY(raise_all(s, true));
+  }
+  return LEV_OK;
 }
 
 /* Plans all ranks; finds the one that is most over a limit (or nearest to it), and by how much. */
@@ -529,7 +543,8 @@ static lev_status settle(search *s, int64_t given_context, lev_auto_result *out,
   int rank = 0;
   LEV_TRY(choose_mode(s, given_context, &out->fits));
   if (s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
-  if (out->fits) LEV_TRY(raise_all(s));
+  if (out->fits) LEV_TRY(raise_all(s, false));
+  if (out->fits) LEV_TRY(refill(s));
   LEV_TRY(most_over(s, out, &rank, &bytes));
   *again = out->fits && bytes > 0;
   if (!*again) return LEV_OK;

@@ -208,10 +208,8 @@ static void count_update(const lev_config *c, const lev_rank_plan *plan, lev_cos
                 : c->memory.oadamw_placement == OADAMW_CPU        ? 1
                                                                   : c->memory.oadamw_cpu_share;
   double adamw = (double)plan->adamw_elements, muon = (double)plan->muon_elements;
-  double grads = (double)lev_ledger_tag_peak(plan->ledger, LEV_MEM_DEVICE, "grads.shard");
-  double per_element = adamw + muon > 0 ? grads / (adamw + muon) : 0;
-  cost[LEV_COST_UPDATE].amount =
-      grads + (1 - host) * adamw * (6 * a + per_element + b) + muon * (4 * a + per_element + b);
+  double g = (double)lev_dtype_bytes(plan->grad_dtype);
+  cost[LEV_COST_UPDATE].amount = (adamw + muon) * g + (1 - host) * adamw * (6 * a + g + b) + muon * (4 * a + g + b);
   cost[LEV_COST_MUON].amount = plan->muon_flops;
   cost[LEV_COST_HOST_UPDATE].amount = host * adamw;
 }

@@ -11,12 +11,12 @@
  *                rank computes 1/D of its group's. Forward q k and p v: 4 A d per pair. Backward five products (scores
  *                again, dp, dv, dq, dk): 10 A d. In all (4 (F + r) + 10) A d pairs per layer.
  *   projections  W = H d (A + 2 G) [q, k, v], O = H d A, R = E H [router]: forward 2 T (W + O + R) F; backward runs q,
- * k, v once more (twice if r), O and router once more, and two gradients of each: 4 T (W + O + R). dense        SwiGLU
- * of width F_l: forward 6 T H F_l F; backward 4 (gate, up again) + 12 (gradients). experts      T k rows of width I: as
- * dense, 6 F + 4 + 12 per row, H and I. The down projection is not run again. vocabulary   a product is 2 T H V: 4 of
- * them (logits twice, dh, dw), 3 with the plain schedule. rows         bytes that norms, rotary embedding, residuals,
- * activation and the moves of routed rows read and write, in tensors of T H, T (A + G) d, T k H and T k I scalars; the
- * counts are at row_passes in estimate.c.
+ *                k, v once more (twice if r), O and router once more, and two gradients of each: 4 T (W + O + R).
+ *   dense        SwiGLU of width F_l: forward 6 T H F_l F; backward 4 (gate, up again) + 12 (gradients).
+ *   experts      T k rows of width I: as dense, 6 F + 4 + 12 per row, H and I. The down projection is not run again.
+ *   vocabulary   a product is 2 T H V: 4 of them (logits twice, dh, dw), 3 with the plain schedule.
+ *   rows         bytes that norms, rotary embedding, residuals, activation and the moves of routed rows read and write,
+ *                in tensors of T H, T (A + G) d, T k H and T k I scalars; the counts are at row_passes in estimate.c.
  *
  * Copies and collectives are the bytes that the dry run of the step records: to the host (labels "*.out"), from it
  * ("*.in"), sent by this rank. The optimizer follows the backward pass; its update on the card reads and writes the

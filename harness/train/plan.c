@@ -31,7 +31,7 @@ lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, l
   LEV_TRY_GOTO(st, lev_plan_program(r, NULL, NULL), end);
   out->slabs = lev_rank_slabs(r);
   out->total = r->params->total, out->active = r->params->active;
-  out->max_tokens = r->max_tokens;
+  out->max_tokens = r->max_tokens, out->grad_dtype = r->grad_dtype;
   out->adamw_elements = oadamw_count(r->adamw);
   out->muon_elements = r->muon ? muon_count(r->muon) : 0, out->muon_flops = r->muon ? muon_flops(r->muon) : 0;
 end:

@@ -12,6 +12,7 @@ typedef struct lev_rank_plan {
   int64_t max_tokens;                    /* N cap of any rank */
   int64_t adamw_elements, muon_elements; /* of this rank's optimizer state */
   double muon_flops;                     /* of one update */
+  lev_dtype grad_dtype;                  /* of stored gradients */
 } lev_rank_plan;
 
 /* Plans rank `rank` of parallel.ranks. `trace` (nullable) receives the events. Errors: LEV_ERR_CONFIG, LEV_ERR_BUDGET
