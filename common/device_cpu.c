@@ -58,8 +58,8 @@ struct cpu_stream {
   op *ring;
   uint64_t n_pushed; /* host's own count */
   _Atomic uint64_t pushed, done;
-  atomic_int asleep;   /* the worker waits on `wake` */
-  atomic_int watchers; /* threads waiting on `progress` */
+  atomic_int asleep;       /* the worker waits on `wake` */
+  _Atomic uint64_t wanted; /* least number that threads waiting on `progress` want done; UINT64_MAX = none */
   atomic_bool stop;
   pthread_mutex_t lock;
   pthread_cond_t wake, progress;
@@ -100,9 +100,11 @@ static void wait_done(cpu_stream *s, uint64_t number) {
   for (int i = spins(s); i > 0 && atomic_load(&s->done) < number; --i) relax();
   if (atomic_load(&s->done) >= number) return;
   pthread_mutex_lock(&s->lock);
-  atomic_fetch_add(&s->watchers, 1);
-  while (atomic_load(&s->done) < number) pthread_cond_wait(&s->progress, &s->lock);
-  atomic_fetch_sub(&s->watchers, 1);
+  for (;;) {
+    if (number < atomic_load(&s->wanted)) atomic_store(&s->wanted, number);
+    if (atomic_load(&s->done) >= number) break;
+    pthread_cond_wait(&s->progress, &s->lock);
+  }
   pthread_mutex_unlock(&s->lock);
 }
 
@@ -120,10 +122,11 @@ static void post_done(cpu_stream *s, op *o, uint64_t number) {
   lev_tsan_release(&o->done_edge);
   lev_tsan_quiet();
   atomic_store(&s->done, number);
-  if (atomic_load(&s->watchers) > 0) {
+  if (number >= atomic_load(&s->wanted)) { /* all wake; those that want more say so again */
     pthread_mutex_lock(&s->lock);
-    pthread_cond_broadcast(&s->progress);
+    atomic_store(&s->wanted, UINT64_MAX);
     pthread_mutex_unlock(&s->lock);
+    pthread_cond_broadcast(&s->progress);
   }
   lev_tsan_loud();
 }
@@ -209,9 +212,9 @@ static void *worker_main(void *arg) {
 
 static void wake_worker(cpu_stream *s) {
   if (!atomic_load(&s->asleep)) return;
-  pthread_mutex_lock(&s->lock);
-  pthread_cond_signal(&s->wake);
+  pthread_mutex_lock(&s->lock); /* it sleeps now, or has seen what was pushed */
   pthread_mutex_unlock(&s->lock);
+  pthread_cond_signal(&s->wake);
 }
 
 static void fill_op(op *o, op_kind kind, const void *args, size_t args_bytes) {
@@ -280,6 +283,7 @@ static lev_status cpu_fill(lev_stream *stream, void *dst, int byte, size_t bytes
 static lev_status start_worker(cpu_stream *s) {
   s->ring = lev_calloc(LEV_HEAP_COMMON, RING, sizeof *s->ring);
   if (!s->ring) return LEV_ERR_NOMEM;
+  atomic_store(&s->wanted, UINT64_MAX);
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->wake, NULL);
   pthread_cond_init(&s->progress, NULL);
