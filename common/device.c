@@ -81,6 +81,10 @@ void lev_device_seal(lev_device *device) {
   device->sealed = true;
 }
 
+void lev_device_name(lev_device *device, char *out, size_t size) {
+  device->ops->name(device, out, size);
+}
+
 lev_status lev_device_memory(lev_device *device, size_t *free_bytes, size_t *total_bytes) {
   return device->ops->memory(device, free_bytes, total_bytes);
 }
@@ -157,11 +161,12 @@ const char *lev_stream_name(const lev_stream *stream) {
   return stream->name;
 }
 
-lev_status lev_event_create(lev_device *device, lev_event **out) {
+static lev_status event_create(lev_device *device, bool timed, lev_event **out) {
   *out = NULL;
   lev_event *event = lev_calloc(LEV_HEAP_COMMON, 1, device->ops->event_bytes);
   if (!event) return LEV_ERR_NOMEM;
   event->device = device;
+  event->timed = timed;
   lev_status st = device->ops->event_open(event);
   if (st != LEV_OK) {
     lev_free(event);
@@ -173,6 +178,13 @@ lev_status lev_event_create(lev_device *device, lev_event **out) {
   device->events = event;
   *out = event;
   return LEV_OK;
+}
+
+lev_status lev_event_create(lev_device *device, lev_event **out) {
+  return event_create(device, false, out);
+}
+lev_status lev_event_create_timed(lev_device *device, lev_event **out) {
+  return event_create(device, true, out);
 }
 
 void lev_event_destroy(lev_event *event) {
@@ -211,6 +223,17 @@ lev_status lev_stream_wait(lev_stream *stream, lev_event *event) {
 
 lev_status lev_event_sync(lev_event *event) {
   return event->stream ? event->device->ops->event_sync(event) : LEV_OK;
+}
+
+lev_status lev_event_elapsed(lev_event *start, lev_event *stop, double *seconds) {
+  *seconds = 0;
+  if (start->device != stop->device) return lev_fail(LEV_ERR_ARG, "the two events belong to different devices");
+  if (!start->timed || !stop->timed || !start->stream || !stop->stream)
+    return lev_fail(LEV_ERR_MISUSE, "time between events that were %s",
+                    start->timed && stop->timed ? "never recorded" : "not created as timed ones");
+  LEV_TRY(lev_event_sync(start));
+  LEV_TRY(lev_event_sync(stop));
+  return start->device->ops->event_elapsed(start, stop, seconds);
 }
 
 void lev_stream_set_workspace(lev_stream *stream, void *workspace, size_t bytes) {

@@ -58,6 +58,8 @@ lev_fault *lev_device_fault(const lev_device *device);
 LEV_MUST_CHECK lev_status lev_device_alloc(lev_device *device, lev_mem cls, size_t bytes, void **out);
 void lev_device_free(lev_device *device, void *slab);
 void lev_device_seal(lev_device *device);
+/* The device in words ("NVIDIA H200", a CPU's model name, "dry"), cut off at `size` bytes. */
+void lev_device_name(lev_device *device, char *out, size_t size);
 /* Free and total bytes of the device (cpu: of the machine; dry: SIZE_MAX both). */
 LEV_MUST_CHECK lev_status lev_device_memory(lev_device *device, size_t *free_bytes, size_t *total_bytes);
 
@@ -78,6 +80,12 @@ LEV_MUST_CHECK lev_status lev_event_record(lev_event *event, lev_stream *stream)
 LEV_MUST_CHECK lev_status lev_stream_wait(lev_stream *stream, lev_event *event);
 /* Host waits for the latest mark. */
 LEV_MUST_CHECK lev_status lev_event_sync(lev_event *event);
+/* An event whose marks carry the time at which the stream reached them (cpu: of the clock, cuda: of the GPU). It costs
+ * more than a plain one, and is recorded again only after its mark has passed: for measurements. */
+LEV_MUST_CHECK lev_status lev_event_create_timed(lev_device *device, lev_event **out);
+/* Seconds between the latest marks of two timed events of one device; waits for both. 0 on dry. Errors: LEV_ERR_MISUSE
+ * (not timed, or never recorded), LEV_ERR_ARG (two devices), the streams' errors. */
+LEV_MUST_CHECK lev_status lev_event_elapsed(lev_event *start, lev_event *stop, double *seconds);
 
 /* Copies between any two classes of this device; regions must not overlap. `label` (static text) names it in the trace. 0 bytes
  * is a no-op that still counts as an event. */

@@ -74,6 +74,7 @@ typedef struct cpu_event {
   lev_event base;
   cpu_stream *stream;
   uint64_t number;
+  double seconds; /* timed: written by the stream's worker, read after its mark has passed */
 } cpu_event;
 
 typedef struct cpu_device {
@@ -350,8 +351,18 @@ static void cpu_event_close(lev_event *event) {
   (void)event;
 }
 
+static lev_status note_time(const void *args, lev_status stream_status) {
+  cpu_event *e;
+  struct timespec now;
+  memcpy(&e, args, sizeof(cpu_event *));
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  e->seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  return stream_status;
+}
+
 static lev_status cpu_event_record(lev_event *event, lev_stream *stream) {
   cpu_event *e = (cpu_event *)event;
+  if (event->timed) LEV_TRY(lev_cpu_enqueue(stream, note_time, &e, sizeof(cpu_event *)));
   e->stream = (cpu_stream *)stream;
   e->number = e->stream->n_pushed;
   return LEV_OK;
@@ -361,6 +372,11 @@ static lev_status cpu_event_sync(lev_event *event) {
   cpu_event *e = (cpu_event *)event;
   wait_for(e->stream, e->number);
   return get_error(e->stream);
+}
+
+static lev_status cpu_elapsed(lev_event *start, lev_event *stop, double *seconds) {
+  *seconds = ((cpu_event *)stop)->seconds - ((cpu_event *)start)->seconds;
+  return LEV_OK;
 }
 
 static lev_status cpu_stream_wait(lev_stream *stream, lev_event *event) {
@@ -400,6 +416,23 @@ static lev_status cpu_memory(lev_device *device, size_t *free_bytes, size_t *tot
     if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) *free_bytes = (size_t)kib * 1024;
   fclose(file);
   return LEV_OK;
+}
+
+static void cpu_name(lev_device *device, char *out, size_t size) {
+  (void)device;
+  char line[256];
+  int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  const char *model = "CPU";
+  FILE *file = fopen("/proc/cpuinfo", "r");
+  while (file && fgets(line, sizeof line, file)) {
+    if (strncmp(line, "model name", 10) != 0 || !strchr(line, ':')) continue;
+    line[strcspn(line, "\n")] = 0;
+    model = strchr(line, ':') + 1;
+    model += strspn(model, " \t");
+    break;
+  }
+  if (file) fclose(file);
+  snprintf(out, size, "%s, %d cores", model, cores);
 }
 
 static size_t slab_bytes(size_t bytes) {
@@ -444,6 +477,7 @@ const lev_device_ops lev_device_cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .memory = cpu_memory,
+    .name = cpu_name,
     .stream_open = cpu_stream_open,
     .stream_stop = cpu_stream_stop,
     .stream_close = cpu_stream_close,
@@ -452,6 +486,7 @@ const lev_device_ops lev_device_cpu_ops = {
     .event_close = cpu_event_close,
     .event_record = cpu_event_record,
     .event_sync = cpu_event_sync,
+    .event_elapsed = cpu_elapsed,
     .stream_wait = cpu_stream_wait,
     .copy = cpu_copy,
     .fill = cpu_fill,

@@ -88,6 +88,13 @@ lev_status cuda_memory(lev_device *device, size_t *free_bytes, size_t *total_byt
   return LEV_OK;
 }
 
+void cuda_name(lev_device *device, char *out, size_t size) {
+  cudaDeviceProp properties;
+  bool known = cudaGetDeviceProperties(&properties, device->config.index) == cudaSuccess;
+  (void)cudaGetLastError();
+  std::snprintf(out, size, "%s", known ? properties.name : "unknown GPU");
+}
+
 /* ---- slabs ---- */
 
 size_t host_slab_bytes(size_t bytes) {
@@ -186,7 +193,8 @@ lev_status cuda_stream_sync(lev_stream *stream) {
 
 lev_status cuda_event_open(lev_event *event) {
   LEV_TRY(use(event->device));
-  LEV_CUDA_TRY(cudaEventCreateWithFlags(&of(event)->event, cudaEventDisableTiming));
+  LEV_CUDA_TRY(
+      cudaEventCreateWithFlags(&of(event)->event, event->timed ? cudaEventDefault : cudaEventDisableTiming));
   return LEV_OK;
 }
 
@@ -206,6 +214,13 @@ lev_status cuda_event_sync(lev_event *event) {
   if (error != cudaSuccess && of(event->stream)->status == LEV_OK)
     return broken(event->stream, error, "waiting for an event");
   return lev_cuda_stream_status(event->stream);
+}
+
+lev_status cuda_elapsed(lev_event *start, lev_event *stop, double *seconds) {
+  float milliseconds = 0;
+  LEV_CUDA_TRY(cudaEventElapsedTime(&milliseconds, of(start)->event, of(stop)->event));
+  *seconds = milliseconds * 1e-3;
+  return LEV_OK;
 }
 
 lev_status cuda_stream_wait(lev_stream *stream, lev_event *event) {
@@ -294,6 +309,7 @@ extern "C" const lev_device_ops lev_device_cuda_ops = {
     .alloc = cuda_alloc,
     .free = cuda_free,
     .memory = cuda_memory,
+    .name = cuda_name,
     .stream_open = cuda_stream_open,
     .stream_stop = cuda_stream_stop,
     .stream_close = cuda_stream_close,
@@ -302,6 +318,7 @@ extern "C" const lev_device_ops lev_device_cuda_ops = {
     .event_close = cuda_event_close,
     .event_record = cuda_event_record,
     .event_sync = cuda_event_sync,
+    .event_elapsed = cuda_elapsed,
     .stream_wait = cuda_stream_wait,
     .copy = cuda_copy,
     .fill = cuda_fill,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The dry backend: addresses nobody may touch, and operations that do nothing. */
 #include <stdint.h>
+#include <stdio.h>
 
 #include "common/device_impl.h"
 #include "common/dims.h"
@@ -38,6 +39,10 @@ static lev_status dry_alloc(lev_device *device, lev_mem cls, size_t bytes, void 
 static void dry_free(lev_device *device, lev_mem cls, void *slab, size_t bytes) {
   (void)device, (void)cls, (void)slab, (void)bytes;
 }
+static void dry_name(lev_device *device, char *out, size_t size) {
+  (void)device;
+  snprintf(out, size, "dry");
+}
 static lev_status dry_memory(lev_device *device, size_t *free_bytes, size_t *total_bytes) {
   (void)device;
   *free_bytes = *total_bytes = SIZE_MAX;
@@ -57,6 +62,11 @@ static lev_status dry_event(lev_event *event) {
 }
 static void dry_event_close(lev_event *event) {
   (void)event;
+}
+static lev_status dry_elapsed(lev_event *start, lev_event *stop, double *seconds) {
+  (void)start, (void)stop;
+  *seconds = 0;
+  return LEV_OK;
 }
 static lev_status dry_record(lev_event *event, lev_stream *stream) {
   (void)event, (void)stream;
@@ -93,6 +103,7 @@ const lev_device_ops lev_device_dry_ops = {
     .alloc = dry_alloc,
     .free = dry_free,
     .memory = dry_memory,
+    .name = dry_name,
     .stream_open = dry_stream,
     .stream_stop = dry_stream_end,
     .stream_close = dry_stream_end,
@@ -101,6 +112,7 @@ const lev_device_ops lev_device_dry_ops = {
     .event_close = dry_event_close,
     .event_record = dry_record,
     .event_sync = dry_event,
+    .event_elapsed = dry_elapsed,
     .stream_wait = dry_wait,
     .copy = dry_copy,
     .fill = dry_fill,

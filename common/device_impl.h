@@ -21,6 +21,7 @@ typedef struct lev_device_ops {
   lev_status (*alloc)(lev_device *device, lev_mem cls, size_t bytes, void **out);
   void (*free)(lev_device *device, lev_mem cls, void *slab, size_t bytes);
   lev_status (*memory)(lev_device *device, size_t *free_bytes, size_t *total_bytes);
+  void (*name)(lev_device *device, char *out, size_t size);
 
   lev_status (*stream_open)(lev_stream *stream);
   void (*stream_stop)(lev_stream *stream);  /* drains it, ends its thread; marks on it stay valid */
@@ -31,6 +32,8 @@ typedef struct lev_device_ops {
   void (*event_close)(lev_event *event);
   lev_status (*event_record)(lev_event *event, lev_stream *stream);
   lev_status (*event_sync)(lev_event *event); /* recorded at least once */
+  /* Both timed, recorded at least once, waited for. */
+  lev_status (*event_elapsed)(lev_event *start, lev_event *stop, double *seconds);
   /* The event was recorded at least once, last on another stream. */
   lev_status (*stream_wait)(lev_stream *stream, lev_event *event);
 
@@ -74,6 +77,7 @@ struct lev_event {
   lev_device *device;
   lev_event *next, **link; /* link: where the pointer to this event is stored */
   lev_stream *stream;      /* of the latest mark, NULL before any */
+  bool timed;              /* set before event_open */
 };
 
 /* Enqueues a host function on a cpu stream. It runs on the stream's worker with `stream_status`, the error the stream

@@ -20,6 +20,8 @@ static const struct {
     {"train", lev_verb_train, "CONFIG.toml [--section.key=value ...]", "train, or go on from the newest checkpoint"},
     {"plan", lev_verb_plan, "CONFIG.toml [--json] [--all-ranks] [--section.key=value ...]",
      "every byte of a run before it starts"},
+    {"bench", lev_verb_bench, "[AREA|CASE ...] [--backend cpu|cuda] [--json] [--results FILE]",
+     "time the kernels and modules against the rates of this machine"},
     {"trace", lev_verb_trace, "RUN", "timeline of bytes by tag: a table, and RUN/trace.html"},
     {"tokenize", lev_verb_tokenize, "TEXT --output PREFIX [--train-bpe V | --tokenizer FILE] ...",
      "text to token files"},

@@ -70,6 +70,10 @@ done > "$work/text.txt"
 
 check "tokenize bytes" "$levee" tokenize "$work/text.txt" --output "$work/t" --holdout 0.1
 check "usage error" expect_exit 1 "$levee" frobnicate
+check "bench: unknown case" expect_exit 1 "$levee" bench gemm.nope
+check "bench: the error lists the cases" grep -q 'gemm.square' "$work/err"
+check "bench: a case, recorded" expect_exit 0 "$levee" bench gemm.square --backend cpu --seconds 0.1 --results "$work/bench.jsonl"
+check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['revision'] and r['device'] and r['value']>0"
 check "help" "$levee" --help
 check "every setting has help" "$levee" --help-all
 check "missing file" expect_exit 8 "$levee" train "$work/none.toml"

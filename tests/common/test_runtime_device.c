@@ -214,6 +214,37 @@ static int64_t pingpong(lev_device_config config, int n, long producer_ms, long 
   return wrong;
 }
 
+T_TEST(runtime_time_between_events) {
+  lev_device *device = open_device((lev_device_config){.backend = t_backend()});
+  T_REQUIRE(device);
+  lev_stream *stream;
+  lev_event *start, *stop, *plain;
+  double seconds, began;
+  char name[64];
+  lev_device_name(device, name, sizeof name);
+  T_EXPECT(name[0] != 0);
+  T_REQUIRE_OK(lev_stream_create(device, "s", &stream));
+  T_REQUIRE_OK(lev_event_create_timed(device, &start));
+  T_REQUIRE_OK(lev_event_create_timed(device, &stop));
+  T_REQUIRE_OK(lev_event_create(device, &plain));
+  T_EXPECT_STATUS(lev_event_elapsed(start, stop, &seconds), LEV_ERR_MISUSE);
+  int64_t *x = t_alloc(2 * sizeof *x);
+  x[0] = x[1] = 0;
+  move_args slow = {x, x + 1, 1, 60};
+  for (int round = 0; round < 2; ++round) {
+    began = now();
+    T_REQUIRE_OK(lev_event_record(start, stream));
+    T_REQUIRE_OK(LEV_LAUNCH(stream, &move, slow));
+    T_REQUIRE_OK(lev_event_record(stop, stream));
+    T_REQUIRE_OK(lev_event_elapsed(start, stop, &seconds));
+    T_EXPECT_MSG(seconds > 0.05 && seconds <= now() - began + 1e-3, "%g s for 60 ms", seconds);
+  }
+  T_REQUIRE_OK(lev_event_record(plain, stream));
+  T_EXPECT_STATUS(lev_event_elapsed(start, plain, &seconds), LEV_ERR_MISUSE);
+  lev_device_close(device);
+  t_free(x);
+}
+
 T_TEST(runtime_events_order_streams) {
   for (uint64_t seed = 1; seed <= 5; ++seed)
     T_EXPECT_EQ_I64(pingpong((lev_device_config){.backend = t_backend(), .jitter_seed = seed}, 64, 0, 0), 0);

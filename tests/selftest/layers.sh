@@ -11,7 +11,7 @@ spdx='/* SPDX-License-Identifier: Apache-2.0 */'
 # A clean tree of one header per folder.
 plant() {
   rm -rf "$work/tree"
-  for folder in common pipelined_llep ring_dtp sco offload_adamw muon harness/train tests/common; do
+  for folder in common pipelined_llep ring_dtp sco offload_adamw muon harness/train harness/bench tests/common; do
     mkdir -p "$work/tree/$folder"
     printf '%s\n' "$spdx" >"$work/tree/$folder/${folder##*/}.h"
   done
@@ -52,6 +52,8 @@ try layers_module_includes_module muon/x.inc '  #  include "offload_adamw/offloa
 try layers_module_includes_harness ring_dtp/x.cu '#include "harness/train/train.h"' 'ring_dtp/x.cu must not include'
 try layers_module_includes_tests sco/x.c '#include "tests/t.h"' 'sco/x.c must not include "tests/t.h"'
 try layers_harness_includes_private harness/train/x.c '#include "sco/sco_ops.h"' 'must not include "sco/sco_ops.h" (private)'
+try layers_bench_includes_kernels harness/bench/x.c '#include "sco/sco_ops.h"' ''
+try layers_bench_includes_private harness/bench/x.c '#include "sco/sco_impl.h"' 'must not include "sco/sco_impl.h" (private)'
 try layers_kernel_template muon/x.c '#define LEV_KERNELS "sco/sco_cpu.inc"' 'must not include "sco/sco_cpu.inc"'
 try layers_without_folder sco/x.c '#include "sco.h"' 'must not include "sco.h"'
 try layers_angle_brackets sco/x.c '#include <muon/muon.h>' 'sco/x.c:2:'

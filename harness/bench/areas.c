@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The areas of `levee bench`. */
+#include "harness/bench/bench.h"
+
+extern const bench_area bench_area_gemm;
+
+const bench_area *const bench_areas[] = {
+    &bench_area_gemm,
+};
+const int bench_n_areas = (int)(sizeof bench_areas / sizeof *bench_areas);

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the peer scripts share. A peer does the work of one case of `levee bench` in PyTorch, on the same machine:
+
+    import peer
+    ours = peer.newest("gemm.square")           # the newest record of the case; exits where there is none
+    ms = peer.time_ms(lambda: torch.matmul(a, b))
+    peer.report(ours, ms)                       # prints the ratio, appends gemm.square.vs_torch
+
+Both sides are on one machine: a record of another device is refused. Results are read from and appended to
+harness/bench/results/<area>.jsonl, or the file that --results names.
+"""
+
+import datetime
+import json
+import pathlib
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def results_file(case):
+    """The file of a case's area, or the one after --results on the command line."""
+    words = sys.argv[1:]
+    for i, word in enumerate(words):
+        if word == "--results" and i + 1 < len(words):
+            return pathlib.Path(words[i + 1])
+        if word.startswith("--results="):
+            return pathlib.Path(word.split("=", 1)[1])
+    return ROOT / "results" / (case.split(".")[0] + ".jsonl")
+
+
+def records(path):
+    """All whole records of a file."""
+    if not path.exists():
+        return []
+    out = []
+    for line in path.read_text().splitlines():
+        try:
+            out.append(json.loads(line))
+        except ValueError:  # cut off by a kill
+            pass
+    return out
+
+
+def device_name():
+    import torch
+
+    return torch.cuda.get_device_name(0)
+
+
+def newest(case, device=None):
+    """The newest record of the case, by its time, that this device made."""
+    device = device or device_name()
+    path = results_file(case)
+    found = [r for r in records(path) if r.get("case") == case and r.get("device") == device]
+    if not found:
+        sys.exit(f"{path} has no record of {case} on {device}; run: levee bench {case} --results {path}")
+    return max(enumerate(found), key=lambda r: (r[1]["time"], r[0]))[1]
+
+
+def time_ms(work, seconds=60.0, repetitions=20, least=3):
+    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, after two to warm up. The same
+    rule as `levee bench`."""
+    import torch
+
+    def one():
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop)
+
+    one()
+    first = one()
+    n = max(least, min(repetitions, int(seconds * 1e3 / max(first, 1e-6))))
+    return statistics.median(one() for _ in range(n))
+
+
+def append(record, like):
+    """Adds `record` to the results; what it does not say comes from the record `like`."""
+    import torch
+
+    whole = {key: like.get(key, "") for key in ("revision", "device", "backend", "shape")}
+    whole["command"] = " ".join(["python3", *sys.argv])
+    whole["time"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    whole["torch"] = torch.__version__
+    whole.update(record)
+    path = results_file(whole["case"])
+    with open(path, "a") as file:
+        file.write(json.dumps(whole) + "\n")
+
+
+def report(ours, torch_ms, **more):
+    """Prints and appends <case>.vs_torch: the peer's time over ours (1.2 = 1.2 times its speed)."""
+    ratio = torch_ms / ours["ms"]
+    print(f"{ours['case']:<34} ours {ours['ms']:10.4g} ms   torch {torch_ms:10.4g} ms   ratio {ratio:.3f}", flush=True)
+    append(
+        {"case": ours["case"] + ".vs_torch", "value": ratio, "unit": "ratio", "ms": ours["ms"], "torch_ms": torch_ms,
+         "our_time": ours["time"], **more}, ours)
+    return ratio

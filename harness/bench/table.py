@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the newest benchmark records, in Markdown.
+
+    python3 harness/bench/table.py [AREA ...]            prints them
+    python3 harness/bench/table.py --write FILE.md       fills FILE.md between <!-- bench AREA --> and <!-- /bench -->
+
+The newest record of a case by `time` counts (of two of one second, the later line).
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+
+
+def newest(area):
+    """case -> its newest record, in the order in which cases first appear."""
+    out, path = {}, RESULTS / f"{area}.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        record = json.loads(line)
+        before = out.get(record["case"])
+        if before is None or record["time"] >= before["time"]:
+            out[record["case"]] = record
+    return out
+
+
+def number(x):
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
+def percent(record, key):
+    return f"{100 * record[key]:.0f} %" if record.get(key) else ""
+
+
+def size(record, key):
+    return f"{record[key] / 2**30:.2f} GiB" if record.get(key) else ""
+
+
+COLUMNS = [  # heading, text of a record; a column that is empty throughout is left out
+    ("case", lambda r: f"`{r['case']}`"),
+    ("shape", lambda r: r.get("shape", "")),
+    ("value", lambda r: f"{number(r['value'])} {r['unit']}"),
+    ("ms", lambda r: number(r["ms"]) if "ms" in r and "torch_ms" not in r else ""),
+    ("of copy rate", lambda r: percent(r, "copy_fraction")),
+    ("of matrix rate", lambda r: percent(r, "matmul_fraction")),
+    ("x plain", lambda r: number(r["times_plain"]) if "times_plain" in r else ""),
+    ("bytes", lambda r: size(r, "held_bytes")),
+    ("plain bytes", lambda r: size(r, "plain_bytes")),
+]
+
+
+def table(area):
+    rows = list(newest(area).values())
+    if not rows:
+        sys.exit(f"no records of {area} in {RESULTS}")
+    texts = [[text(r) for _, text in COLUMNS] for r in rows]
+    used = [i for i in range(len(COLUMNS)) if any(t[i] for t in texts)]
+    lines = ["| " + " | ".join(COLUMNS[i][0] for i in used) + " |", "|" + "---|" * len(used)]
+    lines += ["| " + " | ".join(t[i] for i in used) + " |" for t in texts]
+    last = max(rows, key=lambda r: r["time"])
+    where = f"{last['device']}, {last['time'][:10]}, revision {last['revision']}: `{last['command']}`"
+    return "\n".join(lines) + "\n\n" + where + "\n"
+
+
+def write(path):
+    text = pathlib.Path(path).read_text()
+    fill = lambda m: f"{m[1]}\n{table(m[2])}{m[3]}"
+    new, n = re.subn(r"(<!-- bench (\w+) -->)\n.*?(<!-- /bench -->)", fill, text, flags=re.S)
+    if n == 0:
+        sys.exit(f"{path} has no <!-- bench AREA --> ... <!-- /bench -->")
+    pathlib.Path(path).write_text(new)
+
+
+if sys.argv[1:2] == ["--write"]:
+    for name in sys.argv[2:]:
+        write(name)
+else:
+    for name in sys.argv[1:] or sorted(p.stem for p in RESULTS.glob("*.jsonl")):
+        print(f"### {name}\n\n{table(name)}")
