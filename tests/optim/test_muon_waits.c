@@ -30,9 +30,11 @@ extern char **environ;
 
 enum { ROWS = 4, COLS = UNDER_TSAN ? 100 : 2000, SIZE = ROWS * COLS, N = UNDER_TSAN ? 3 : 5, HELD_STREAMS = 4 };
 
+static int pause_ms = 8; /* longer where the machine is slow */
+
 static void pause_cpu(const void *args) {
   (void)args;
-  nanosleep(&(struct timespec){.tv_nsec = 8000000}, NULL);
+  nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
 }
 static const lev_kernel pause_kernel = {"test.pause", pause_cpu, NULL};
 
@@ -98,7 +100,9 @@ T_TEST(muon_dropped_wait_gives_wrong_bits) {
        */
       if (slots == 2 && (drop == 5 || drop == 11 || drop == 13)) continue;
       bool caught = false;
-      for (int held = 0; held < HELD_STREAMS && !caught; ++held) caught = play(slots, drop, held, &ignored) != want;
+      for (pause_ms = 8; pause_ms <= 200 && !caught; pause_ms *= 5)
+        for (int held = 0; held < HELD_STREAMS && !caught; ++held) caught = play(slots, drop, held, &ignored) != want;
+      pause_ms = 8;
       T_EXPECT_MSG(caught, "%d slots: dropping wait %d of %d went unnoticed", slots, (int)drop, (int)waits);
     }
   }

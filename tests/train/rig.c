@@ -10,6 +10,7 @@
 #include "common/hostmem.h"
 #include "common/rng.h"
 #include "harness/train/state.h"
+#include "tests/backend.h"
 #include "tests/num.h"
 #include "tests/t.h"
 #include "tests/train/tokens.h"
@@ -86,37 +87,42 @@ static void each_element(const lev_params *p, void (*fn)(void *, const lev_tenso
   }
 }
 
-typedef struct shift_ctx {
-  lev_rank *rank;
-  double by;
-} shift_ctx;
-
-static void shift_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
-  shift_ctx *c = ctx;
-  void *shard = lev_weights_shard(c->rank->weights);
-  lev_dtype dtype = c->rank->params->model.dtype;
-  double x = lev_dtype_load(dtype, shard, at);
-  lev_dtype_store(dtype, shard, at, x + c->by * rig_direction((int)t->id, element));
+/* The rank's bytes as host memory, whatever the backend: the caller frees them. */
+static void *fetch(lev_rank *rank, const void *from, size_t bytes) {
+  void *copy = malloc(bytes ? bytes : 1);
+  T_EXPECT_OK(lev_copy(rank->compute, copy, from, bytes, "test.fetch"));
+  T_EXPECT_OK(lev_stream_sync(rank->compute));
+  return copy;
 }
 
-typedef struct alter_ctx {
-  lev_rank *rank;
-  rig_alter fn;
-} alter_ctx;
+static size_t shard_bytes(const lev_rank *rank, lev_dtype dtype) {
+  return (size_t)rank->params->shard_elements * lev_dtype_bytes(dtype);
+}
 
-static void alter_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
-  alter_ctx *c = ctx;
-  void *shard = lev_weights_shard(c->rank->weights);
-  lev_dtype dtype = c->rank->params->model.dtype;
-  lev_dtype_store(dtype, shard, at, c->fn(t, element, lev_dtype_load(dtype, shard, at)));
+typedef struct change_ctx {
+  const rig_options *o;
+  lev_dtype dtype;
+  void *shard;
+} change_ctx;
+
+static void change_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
+  change_ctx *c = ctx;
+  double x = lev_dtype_load(c->dtype, c->shard, at);
+  if (c->o->alter) x = c->o->alter(t, element, x);
+  if (c->o->shift != 0) x += c->o->shift * c->o->direction * rig_direction((int)t->id, element);
+  lev_dtype_store(c->dtype, c->shard, at, x);
 }
 
 /* First weights: initialised, altered and moved as asked; the optimizers' masters follow. */
 static void first_weights(const rig_options *o, lev_rank *rank) {
   T_EXPECT_OK(lev_rank_init_weights(rank));
-  if (o->alter) each_element(rank->params, alter_one, &(alter_ctx){rank, o->alter});
-  if (o->shift != 0) each_element(rank->params, shift_one, &(shift_ctx){rank, o->shift * o->direction});
   if (!o->alter && o->shift == 0) return;
+  lev_dtype dtype = rank->params->model.dtype;
+  void *shard = lev_weights_shard(rank->weights), *copy = fetch(rank, shard, shard_bytes(rank, dtype));
+  each_element(rank->params, change_one, &(change_ctx){o, dtype, copy});
+  T_EXPECT_OK(lev_copy(rank->compute, shard, copy, shard_bytes(rank, dtype), "test.change"));
+  T_EXPECT_OK(lev_stream_sync(rank->compute));
+  free(copy);
   T_EXPECT_OK(oadamw_init(rank->adamw, lev_weights_shard(rank->weights), rank->compute));
   if (rank->muon) T_EXPECT_OK(muon_init(rank->muon, lev_weights_shard(rank->weights), rank->compute));
   T_EXPECT_OK(lev_stream_sync(rank->compute));
@@ -125,6 +131,7 @@ static void first_weights(const rig_options *o, lev_rank *rank) {
 typedef struct collect_ctx {
   lev_rank *rank;
   rig_result *out;
+  const void *grads, *shard; /* copies */
 } collect_ctx;
 
 static void collect_one(void *ctx, const lev_tensor *t, int64_t element, int64_t at) {
@@ -136,8 +143,16 @@ static void collect_one(void *ctx, const lev_tensor *t, int64_t element, int64_t
     c->out->weight[id] = calloc((size_t)c->out->elements[id], sizeof(double));
     memcpy(c->out->name[id], t->name, sizeof c->out->name[id]);
   }
-  c->out->gradient[id][element] = lev_dtype_load(c->rank->grad_dtype, lev_weights_grads(c->rank->weights), at);
-  c->out->weight[id][element] = lev_dtype_load(c->rank->params->model.dtype, lev_weights_shard(c->rank->weights), at);
+  c->out->gradient[id][element] = lev_dtype_load(c->rank->grad_dtype, c->grads, at);
+  c->out->weight[id][element] = lev_dtype_load(c->rank->params->model.dtype, c->shard, at);
+}
+
+static void collect_tensors(lev_rank *rank, rig_result *out) {
+  void *grads = fetch(rank, lev_weights_grads(rank->weights), shard_bytes(rank, rank->grad_dtype));
+  void *shard = fetch(rank, lev_weights_shard(rank->weights), shard_bytes(rank, rank->params->model.dtype));
+  each_element(rank->params, collect_one, &(collect_ctx){rank, out, grads, shard});
+  free(grads);
+  free(shard);
 }
 
 /* Planned and measured peaks agree, tag by tag and in total. */
@@ -176,11 +191,13 @@ static void collect_bias(lev_rank *rank, rig_result *out) {
   bool mine = out->route_bias == NULL;
   if (n == 0) return;
   if (mine) out->route_bias = calloc((size_t)n, sizeof(double));
+  void *bias = fetch(rank, rank->route_bias, lev_rank_route_bias_bytes(m));
   for (int64_t i = 0; i < n; ++i) {
-    double b = lev_dtype_load(lev_dtype_arith(m->dtype), rank->route_bias, i);
+    double b = lev_dtype_load(lev_dtype_arith(m->dtype), bias, i);
     if (mine) out->route_bias[i] = b;
     T_EXPECT_MSG(out->route_bias[i] == b, "selection bias %lld differs between ranks", (long long)i);
   }
+  free(bias);
 }
 
 /* The ledger's peaks as text. */
@@ -242,12 +259,14 @@ static void rank_main(int index, void *ctx) {
   lev_step_result step = {0};
   double nll = 0;
   int64_t valid = 0;
-  lev_device_config dc = {.backend = LEV_BACKEND_CPU, .jitter_seed = (uint64_t)o->config->debug.jitter_seed};
-  T_REQUIRE_OK(lev_plan_rank(o->config, index, NULL, &plan));
+  lev_config config = *o->config;
+  config.run.device = t_backend() == LEV_BACKEND_CUDA ? LEV_DEVICE_CUDA : LEV_DEVICE_CPU;
+  lev_device_config dc = {.backend = t_backend(), .jitter_seed = (uint64_t)config.debug.jitter_seed};
+  T_REQUIRE_OK(lev_plan_rank(&config, index, NULL, &plan));
   T_REQUIRE_OK(lev_device_open(&dc, &device));
   T_REQUIRE_OK(lev_ledger_create(NULL, &ledger));
   T_REQUIRE_OK(lev_comm_local_join(g->hub, index, device, &world));
-  lev_rank_options ro = {.config = o->config, .device = device, .world = world, .ledger = ledger, .slabs = &plan.slabs};
+  lev_rank_options ro = {.config = &config, .device = device, .world = world, .ledger = ledger, .slabs = &plan.slabs};
   T_REQUIRE_OK(lev_rank_create(&ro, &rank));
   lev_loader *loader = o->documents ? tokens_loader_of(o->config, o->first_token, o->documents, o->n_documents)
                        : o->text    ? tokens_loader_text(o->config)
@@ -258,8 +277,7 @@ static void rank_main(int index, void *ctx) {
   int64_t groups = o->config->parallel.ranks / rank->params->layout.context; /* every rank has tokens in one at least */
   if (o->evaluate) T_EXPECT_OK(lev_evaluate(rank, loader, 0, lev_max_i64(3, groups), &nll, &valid));
   pthread_mutex_lock(&g->lock);
-  collect_ctx cc = {rank, g->result};
-  each_element(rank->params, collect_one, &cc);
+  collect_tensors(rank, g->result);
   collect_bias(rank, g->result);
   collect_dispatch(rank, g->result);
   g->result->peaks[index] = peaks_text(ledger);
