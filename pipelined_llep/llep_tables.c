@@ -205,6 +205,21 @@ static int64_t fullest(const llep_plan *p, bool received) {
   return most;
 }
 
+/* One block of the bounded schedule always fits; the plain schedule has a single one, which holds all rows. */
+static lev_status too_many_rows(const llep_plan *p) {
+  long long received = (long long)fullest(p, true), sent = (long long)fullest(p, false);
+  if (p->cfg.schedule == LLEP_PLAIN)
+    return lev_fail(LEV_ERR_CAPACITY,
+                    "llep: with this routing a rank of the plain schedule receives %lld rows, plain_rows "
+                    "(memory.llep_plain_rows) holds %lld; at least %lld are needed, 0 holds any routing, and the "
+                    "bounded schedule does with chunk_rows",
+                    received, (long long)p->z.recv_rows, received);
+  return lev_fail(LEV_ERR_CAPACITY,
+                  "llep: a rank would receive %lld and send %lld rows at once, the plan holds %lld "
+                  "and %lld",
+                  received, sent, (long long)p->z.recv_rows, (long long)p->z.send_rows);
+}
+
 /* A chunk ends before the block with which the fullest receiver or sender would pass its cap. */
 static lev_status cut_chunks(llep_plan *p, llep_layer *l) {
   int64_t tokens = 0, first = 0;
@@ -221,12 +236,7 @@ static lev_status cut_chunks(llep_plan *p, llep_layer *l) {
       if (received > p->z.recv_rows || sent > p->z.send_rows) break;
       most = lev_max_i64(received, sent);
     }
-    if (next == first)
-      return lev_fail(LEV_ERR_CAPACITY,
-                      "llep: a rank would receive %lld and send %lld rows at once, the plan holds %lld "
-                      "and %lld",
-                      (long long)fullest(p, true), (long long)fullest(p, false), (long long)p->z.recv_rows,
-                      (long long)p->z.send_rows);
+    if (next == first) return too_many_rows(p);
     l->chunk_rows = lev_max_i64(l->chunk_rows, most);
     l->border[l->chunks++] = (int32_t)first;
     first = next;

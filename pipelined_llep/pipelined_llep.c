@@ -59,9 +59,14 @@ static lev_status check_schedule(int ranks, const llep_config *c) {
   if (!(c->alpha >= 1) || !isfinite(c->alpha) || !(c->gate >= 0) || c->min_rows < 0)
     return lev_fail(LEV_ERR_CONFIG, "alpha %g (finite, >= 1), gate %g (>= 0), min_rows %lld (>= 0)", c->alpha, c->gate,
                     (long long)c->min_rows);
-  if (c->foreign_slots < -1 || c->foreign_slots > c->experts || c->tile_rows < 0 || c->plain_rows < 0)
-    return lev_fail(LEV_ERR_CONFIG, "foreign_slots %lld (-1 .. experts), tile_rows %lld, plain_rows %lld (>= 0)",
-                    (long long)c->foreign_slots, (long long)c->tile_rows, (long long)c->plain_rows);
+  if (c->foreign_slots < -1 || c->foreign_slots > c->experts)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "foreign_slots %lld: at most all %lld experts can be lent at once; 0 is half of a rank's own, -1 "
+                    "lends none",
+                    (long long)c->foreign_slots, (long long)c->experts);
+  if (c->tile_rows < 0 || c->plain_rows < 0)
+    return lev_fail(LEV_ERR_CONFIG, "tile_rows %lld, plain_rows %lld: at least 0 each (0 = chosen by the module)",
+                    (long long)c->tile_rows, (long long)c->plain_rows);
   int64_t least = ranks * c->top_k;
   if (c->schedule == LLEP_BOUNDED && c->chunk_rows != 0 && (c->chunk_rows < least || c->chunk_rows > INT32_MAX))
     return lev_fail(LEV_ERR_CONFIG,

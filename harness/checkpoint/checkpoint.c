@@ -123,13 +123,15 @@ static void step_dir(char *out, const char *folder, int64_t step, const char *su
   snprintf(out, PATH_MAX_BYTES, "%.850s/step-%08lld%s", folder, (long long)step, suffix);
 }
 
-/* Removes all but the newest `keep`, and directories that a killed save left half-written. A failure is only logged. */
-static void retire(const lev_checkpoint *c) {
+/* Removes all but the newest `keep` up to the one just saved, and directories that a killed save left half-written.
+ * Later ones were passed over when the run resumed, so they do not count. A failure is only logged. */
+static void retire(const lev_checkpoint *c, int64_t saved) {
   int64_t *steps;
-  int n;
+  int n, later = 0;
   char path[PATH_MAX_BYTES];
   if (list_steps(c->folder, &steps, &n) != LEV_OK) return;
-  for (int i = (int)c->keep; i < n; ++i) {
+  while (later < n && steps[later] > saved) ++later;
+  for (int i = later + (int)c->keep; i < n; ++i) {
     step_dir(path, c->folder, steps[i], "");
     if (lev_remove_dir(path, c->fault) != LEV_OK)
       lev_log(LEV_LOG_WARN, LEV_SYS_IO, "old checkpoint stays: %s", lev_detail());
@@ -175,7 +177,7 @@ lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t step, const lev_
   if (st == LEV_OK) st = lev_comm_host_all_gather(c->world, &mine, records, sizeof mine);
   if (st == LEV_OK) st = lev_comm_agree(c->world, root ? commit(c, temporary, step, records) : LEV_OK);
   lev_free(records);
-  if (root && st == LEV_OK) retire(c);
+  if (root && st == LEV_OK) retire(c, step);
   if (root && st != LEV_OK) {
     lev_status cleaned = lev_remove_dir(temporary, NULL);
     if (cleaned != LEV_OK) lev_log(LEV_LOG_WARN, LEV_SYS_IO, "%s", lev_detail());
@@ -265,6 +267,17 @@ static lev_status read_pieces(const char *path, lev_fault *fault, const lev_stat
   return st;
 }
 
+/* Out of the list, so that it neither counts as one of those kept nor is tried again. Nothing is deleted: it may only
+ * have been unreadable for a while. A failure is only logged. */
+static void set_damaged_aside(const lev_checkpoint *c, int64_t step) {
+  char from[PATH_MAX_BYTES], to[PATH_MAX_BYTES];
+  step_dir(from, c->folder, step, "");
+  step_dir(to, c->folder, step, ".damaged");
+  lev_status st = lev_remove_dir(to, c->fault); /* of the same step, damaged earlier */
+  if (st == LEV_OK) st = lev_rename(from, to, c->fault);
+  if (st != LEV_OK) lev_log(LEV_LOG_WARN, LEV_SYS_IO, "damaged checkpoint keeps its name: %s", lev_detail());
+}
+
 static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces, int n) {
   char dir[PATH_MAX_BYTES], path[PATH_MAX_BYTES];
   json_t *manifest = NULL;
@@ -281,7 +294,7 @@ static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_sta
 
 lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces, int n) {
   int64_t *steps = NULL, *all = NULL;
-  int n_steps = 0;
+  int n_steps = 0, n_passed = 0;
   lev_status st = LEV_OK;
   *step = 0;
   if (lev_comm_rank(c->world) == 0) st = list_steps(c->folder, &steps, &n_steps);
@@ -303,9 +316,12 @@ lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev
     st = load_step(c, all[0], pieces, n);
     if (st == LEV_OK) *step = all[0];
     trying = st == LEV_ERR_IO || st == LEV_ERR_FORMAT;
-    if (trying && lev_comm_rank(c->world) == 0) /* all ranks have the same detail */
+    if (trying && lev_comm_rank(c->world) == 0) { /* all ranks have the same detail */
       lev_log(LEV_LOG_WARN, LEV_SYS_IO, "checkpoint of step %lld passed over: %s", (long long)all[0], lev_detail());
+      ++n_passed;
+    }
   }
+  for (int i = 0; i < n_passed && st == LEV_OK; ++i) set_damaged_aside(c, steps[i]); /* there is a whole one */
   lev_free(steps);
   lev_free(all);
   return st;

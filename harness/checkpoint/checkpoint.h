@@ -39,7 +39,8 @@ typedef struct lev_checkpoint {
 LEV_MUST_CHECK lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces,
                                               int n);
 /* Reads the newest checkpoint that is whole (sizes and hashes match) into the pieces; *step = 0 if there is none. A
- * damaged one is passed over with a warning in the log. Collective. Errors: LEV_ERR_CONFIG (the newest whole one
+ * damaged one is passed over with a warning in the log and, once a whole one was read, renamed to step-N.damaged, so
+ * that it does not count as one of those kept. Collective. Errors: LEV_ERR_CONFIG (the newest whole one
  * belongs to another model or layout), LEV_ERR_FORMAT (there are some, but none is whole), LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces,
                                               int n);

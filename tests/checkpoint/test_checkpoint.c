@@ -145,6 +145,55 @@ T_TEST(checkpoint_damage_falls_back) {
   }
 }
 
+/* Whether a checkpoint of this step is there, and whole. */
+static void expect_whole(const scene *base, int64_t step) {
+  scene sc = {.ranks = base->ranks, .want_step = step};
+  char command[800];
+  fresh_folder(sc.folder);
+  snprintf(command, sizeof command, "cp -r %s/step-%08d %s/", base->folder, (int)step, sc.folder);
+  if (T_EXPECT_MSG(system(command) == 0, "no checkpoint of step %d", (int)step)) play(&sc);
+  remove_folder(sc.folder);
+}
+
+/* A damaged checkpoint does not count as one of the newest: two whole ones are kept, whether the run goes on to steps
+ * before it, to its own step or past it. */
+T_TEST(checkpoint_damaged_does_not_count_as_kept) {
+  static const int64_t next[][3] = {{12, 14, 0}, {20, 0, 0}, {16, 24, 0}, {24, 0, 0}};
+  for (size_t i = 0; i < sizeof next / sizeof *next; ++i) {
+    char command[600];
+    scene sc = {.ranks = 2, .save = {10, 20, 0}, .want_step = 20};
+    fresh_folder(sc.folder);
+    play(&sc);
+    snprintf(command, sizeof command, "truncate -s -1 %s/step-00000020/shard-00001.safetensors", sc.folder);
+    T_EXPECT(system(command) == 0);
+    sc.save[0] = 0, sc.want_step = 10;
+    play(&sc);
+    T_EXPECT(exists(sc.folder, "step-00000020.damaged/manifest.json")); /* nothing is lost */
+    int64_t last = 0, before = 10;
+    for (int k = 0; (sc.save[k] = next[i][k]) > 0; ++k) before = k > 0 ? last : before, last = next[i][k];
+    sc.want_step = last;
+    play(&sc);
+    expect_whole(&sc, last);
+    expect_whole(&sc, before);
+    remove_folder(sc.folder);
+  }
+}
+
+/* One that could not be set aside still neither counts nor costs the one just saved. */
+T_TEST(checkpoint_later_than_the_saved_one_does_not_count) {
+  char command[600];
+  scene sc = {.ranks = 1, .save = {20, 21, 22, 0}, .want_step = 22};
+  fresh_folder(sc.folder);
+  play(&sc);
+  snprintf(command, sizeof command, "rm %s/step-0000002[12]/manifest.json", sc.folder);
+  T_EXPECT(system(command) == 0);
+  sc.save[0] = 5, sc.save[1] = 6, sc.save[2] = 7, sc.save[3] = 0, sc.want_step = 7;
+  play(&sc);
+  T_EXPECT(exists(sc.folder, "step-00000006") && exists(sc.folder, "step-00000007"));
+  T_EXPECT(!exists(sc.folder, "step-00000005"));
+  remove_folder(sc.folder);
+}
+
 T_TEST(checkpoint_none_whole_is_an_error) {
   char command[600];
   scene sc = {.ranks = 2, .save = {10, 0}, .want_step = 10};

@@ -369,6 +369,7 @@ static void rank_main(int rank, void *ctx) {
   if (st == LEV_OK) st = steps(&k);
   if (st != LEV_OK && k.comm) lev_comm_abort(k.comm);
   d->status[rank] = st;
+  snprintf(d->detail[rank], sizeof d->detail[rank], "%s", st == LEV_OK ? "" : lev_detail());
   if (k.plan) {
     llep_get_stats(k.plan, d->c->cfg.layers - 1, &d->stats[rank]);
     d->stats[rank].expert_counts = d->stats[rank].rank_rows = NULL;

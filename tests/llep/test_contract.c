@@ -4,15 +4,21 @@
 
 #include "tests/llep/layer.h"
 
-/* Runs and expects the same status from every rank. */
-static void expect_status(const l_case *c, lev_status want) {
+/* Runs and expects the same status from every rank, and `words` (nullable) in the detail. */
+static void expect_failure(const l_case *c, lev_status want, const char *words) {
   l_data d;
   l_make(c, &d);
   l_run(&d);
-  for (int r = 0; r < c->ranks; ++r)
+  for (int r = 0; r < c->ranks; ++r) {
     T_EXPECT_MSG(d.status[r] == want, "rank %d: \"%s\", expected \"%s\"", r, lev_status_text(d.status[r]),
                  lev_status_text(want));
+    if (words) T_EXPECT_MSG(strstr(d.detail[r], words), "rank %d: \"%s\" lacks \"%s\"", r, d.detail[r], words);
+  }
   l_free(&d);
+}
+
+static void expect_status(const l_case *c, lev_status want) {
+  expect_failure(c, want, NULL);
 }
 
 static void same_events(const lev_trace *a, const lev_trace *b) {
@@ -87,7 +93,7 @@ T_TEST(llep_plain_rows_too_few) {
   l_case c = l_small(3, 6, 2, 8);
   c.cfg.schedule = LLEP_PLAIN, c.routing = L_SAME;
   c.cfg.plain_rows = 47; /* 48 arrive at the owner */
-  expect_status(&c, LEV_ERR_CAPACITY);
+  expect_failure(&c, LEV_ERR_CAPACITY, "receives 48 rows, plain_rows (memory.llep_plain_rows) holds 47");
   c.cfg.plain_rows = 48;
   expect_status(&c, LEV_OK);
 }
@@ -158,6 +164,9 @@ T_TEST(llep_configuration_errors) {
   BAD(gate = -1)
   BAD(min_rows = -1)
   BAD(foreign_slots = -2)
+  BAD(foreign_slots = 9)
+  T_EXPECT_MSG(strstr(lev_detail(), "foreign_slots 9: at most all 8 experts"), "%s", lev_detail());
+  BAD(plain_rows = -1)
   BAD(chunk_rows = 7) /* < Ep k */
   BAD(schedule = (llep_schedule)5)
   BAD(max_tokens = (int64_t)1 << 40)
