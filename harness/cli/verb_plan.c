@@ -106,8 +106,11 @@ static lev_status show_begin(const lev_config *config, bool all, shown *s) {
   int n = all ? k->ranks : 1;
   s->rows = lev_calloc(LEV_HEAP_REPORT, (size_t)n, sizeof *s->rows);
   if (!s->rows) return LEV_ERR_NOMEM;
-  for (int r = 0; r < k->ranks && all; ++r) s->rows[r] = (lev_memory_rank){r, s->world.plan[k->of[r]].ledger, NULL};
-  if (!all) s->rows[0] = (lev_memory_rank){k->first[s->world.largest], s->world.plan[s->world.largest].ledger, NULL};
+  for (int r = 0; r < k->ranks && all; ++r)
+    s->rows[r] = (lev_memory_rank){.rank = r, .planned = s->world.plan[k->of[r]].ledger};
+  if (!all)
+    s->rows[0] =
+        (lev_memory_rank){.rank = k->first[s->world.largest], .planned = s->world.plan[s->world.largest].ledger};
   size_t limit = config->memory.device_memory, reserve = config->memory.context_reserve;
   s->report = (lev_memory_report){.ranks = k->ranks,
                                   .rank = s->rows,
@@ -143,7 +146,7 @@ static size_t excess(const shown *s, size_t *device, size_t *host) {
   size_t d, h;
   *device = *host = 0;
   for (int i = 0; i < s->world.classes.n; ++i) {
-    rows[0] = (lev_memory_rank){s->world.classes.first[i], s->world.plan[i].ledger, NULL};
+    rows[0] = (lev_memory_rank){.rank = s->world.classes.first[i], .planned = s->world.plan[i].ledger};
     lev_memory_excess(&all, &d, &h);
     *device = lev_max_size(*device, d), *host = lev_max_size(*host, h);
   }

@@ -13,7 +13,10 @@ static const char help[] =
     "  --rank R       this rank alone; default: the one with the largest device plan, and on the page up to 7 more\n"
     "  --phases       a row for every occurrence of a phase, in order; default: one row per phase name\n"
     "  --output FILE  where the page goes; default RUN/trace.html\n"
-    "  --json         the numbers behind the page on stdout; no table, no page\n";
+    "  --json         the numbers behind the page on stdout; no table, no page\n"
+    "A trace that ends early, or that the run stopped recording at its cap, is shown as far as it goes; the exit "
+    "status\n"
+    "is 9 or 4 then, and a line on stderr says what is missing.\n";
 
 enum { MOST_RANKS = 8 };
 
@@ -96,6 +99,19 @@ static lev_status read_ranks(const trace_options *o, lev_timeline *ranks[MOST_RA
   return LEV_OK;
 }
 
+/* Warns of traces that are not whole; the exit status is that of the first one. */
+static int judge(lev_timeline *const *ranks, int n) {
+  int code = 0;
+  for (int i = 0; i < n; ++i) {
+    lev_status st = lev_timeline_whole(ranks[i]);
+    if (st == LEV_OK) continue;
+    const char *text = strstr(lev_detail(), ": ");
+    fprintf(stderr, "warning: %s\n", text ? text + 2 : lev_detail());
+    if (code == 0) code = lev_status_exit_code(st);
+  }
+  return code;
+}
+
 int lev_verb_trace(int argc, char **argv) {
   trace_options options = {.rank = -1};
   lev_timeline *ranks[MOST_RANKS] = {NULL};
@@ -107,6 +123,7 @@ int lev_verb_trace(int argc, char **argv) {
   lev_status st = parse(argc, argv, &options);
   if (st == LEV_OK) st = read_ranks(&options, ranks, &n);
   if (st == LEV_OK) st = show(&options, (const lev_timeline *const *)ranks, n);
+  int code = st == LEV_OK ? judge(ranks, n) : 0;
   while (n > 0) lev_timeline_destroy(ranks[--n]);
-  return st == LEV_OK ? 0 : lev_verb_failed("trace", st);
+  return st == LEV_OK ? code : lev_verb_failed("trace", st);
 }

@@ -41,8 +41,12 @@ static void on_signal(int number) {
 /* ---- memory ---- */
 
 static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
-  for (int i = 0; i < memory->ranks; ++i)
-    t->ranks[i] = (lev_memory_rank){i, memory->planned[i].ledger, memory->measured ? memory->measured[i] : NULL};
+  for (int i = 0; i < memory->ranks; ++i) {
+    t->ranks[i] = (lev_memory_rank){.rank = i, .planned = memory->planned[i].ledger};
+    if (memory->measured) t->ranks[i].measured = memory->measured[i];
+    if (!memory->traces) continue;
+    t->ranks[i].trace_events = memory->traces[i].events, t->ranks[i].trace_dropped = memory->traces[i].dropped;
+  }
   size_t limit = t->config.memory.device_memory;
   if (limit > t->config.memory.context_reserve) limit -= t->config.memory.context_reserve;
   return (lev_memory_report){.ranks = memory->ranks,
@@ -256,7 +260,7 @@ static void heap_row(const train *t) {
 /* memory.json of a run without steps: what is planned. */
 static void report_plan(train *t, const lev_run_memory *memory) {
   lev_run_memory planned = *memory;
-  planned.measured = NULL;
+  planned.measured = NULL, planned.traces = NULL;
   write_memory(t, &planned);
 }
 
@@ -288,7 +292,8 @@ static lev_status lock_folder(const char *folder) {
   if (held < 0) return lev_fail(LEV_ERR_IO, "cannot open %s: %s", folder, strerror(errno));
   if (flock(held, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return LEV_OK; /* without locks, it goes without */
   close(held);
-  return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder", folder);
+  return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder",
+                  folder);
 }
 
 int lev_verb_train(int argc, char **argv) {

@@ -91,6 +91,10 @@ char *lev_memory_json(const lev_memory_report *report) {
     json_t *one = json_pack("{s:i}", "rank", report->rank[i].rank);
     for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
       json_object_set_new(one, lev_mem_name((lev_mem)cls), class_json(&report->rank[i], (lev_mem)cls));
+    if (report->rank[i].trace_events > 0 || report->rank[i].trace_dropped > 0)
+      json_object_set_new(one, "trace",
+                          json_pack("{s:I, s:I}", "events", (json_int_t)report->rank[i].trace_events, "dropped_events",
+                                    (json_int_t)report->rank[i].trace_dropped));
     json_array_append_new(list, one);
     measured |= report->rank[i].measured != NULL;
   }

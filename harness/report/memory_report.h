@@ -4,6 +4,7 @@
 #define LEV_REPORT_MEMORY_REPORT_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #include "common/ledger.h"
@@ -13,6 +14,8 @@ typedef struct lev_memory_rank {
   int rank;
   const lev_ledger *planned;
   const lev_ledger *measured; /* NULL in a plan */
+  /* of the rank's trace file: events in it, and events after recording had stopped at its cap; both 0 = no file yet */
+  int64_t trace_events, trace_dropped;
 } lev_memory_rank;
 
 /* A further member of the JSON object: its value as JSON text. */
@@ -35,7 +38,8 @@ typedef struct lev_memory_report {
 } lev_memory_report;
 
 /* {"ranks": W, "per_rank": [{"rank", "device": {"planned_bytes", "peak_bytes", "peak_phase", "tags": {...}}, "pinned",
- * "host"}], ...}; no peak_bytes in a plan. Returns a string to be freed with free(); NULL if memory ran out. */
+ * "host", "trace": {"events", "dropped_events"}}], ...}; no peak_bytes and no trace in a plan. Returns a string to be
+ * freed with free(); NULL if memory ran out. */
 char *lev_memory_json(const lev_memory_report *report);
 /* Writes it to PATH, by a temporary file and a rename. */
 LEV_MUST_CHECK lev_status lev_memory_write(const lev_memory_report *report, const char *path);

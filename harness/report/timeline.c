@@ -66,7 +66,9 @@ static lev_status load_memory(const char *folder, json_t **root) {
 
 static void add_plan(lev_timeline *t, const json_t *entry) {
   if (!entry) return;
+  const json_t *trace = json_object_get(entry, "trace");
   t->has_plan = true;
+  t->recorded = (int64_t)byte_member(trace, "events"), t->dropped = (int64_t)byte_member(trace, "dropped_events");
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
     const json_t *cls = json_object_get(entry, lev_mem_name((lev_mem)c)), *tags = json_object_get(cls, "tags");
     t->classes[c].planned = byte_member(cls, "planned_bytes");
@@ -165,7 +167,11 @@ static lev_status read_lines(lev_timeline *t, FILE *file, const char *path) {
   lev_status st = LEV_OK;
   ssize_t length;
   for (int64_t number = 1; st == LEV_OK && (length = getline(&line, &room, file)) > 0; ++number) {
-    if (line[length - 1] != '\n') break; /* a line that was never finished */
+    if (line[length - 1] != '\n') { /* a line that was never finished */
+      t->cut = true;
+      break;
+    }
+    ++t->events;
     json_error_t error;
     fold_minus_one(line);
     json_t *event = json_loads(line, 0, &error);
@@ -286,6 +292,21 @@ lev_status lev_timeline_read(const char *folder, int rank, lev_timeline **out) {
     return st;
   }
   *out = t;
+  return LEV_OK;
+}
+
+lev_status lev_timeline_whole(const lev_timeline *t) {
+  if (t->cut || t->events < t->recorded) {
+    char of[32] = "";
+    if (t->recorded > 0) snprintf(of, sizeof of, " of %lld", (long long)t->recorded);
+    return lev_fail(LEV_ERR_FORMAT, "trace.rank%d.jsonl ends early: %lld%s events are there%s", t->rank,
+                    (long long)t->events, of, t->cut ? ", the last line is unfinished" : "");
+  }
+  if (t->dropped > 0)
+    return lev_fail(LEV_ERR_CAPACITY,
+                    "the run stopped recording rank %d after %lld events, %lld more are missing; fewer steps with "
+                    "--run.trace_steps fit",
+                    t->rank, (long long)t->events, (long long)t->dropped);
   return LEV_OK;
 }
 

@@ -64,6 +64,10 @@ typedef struct lev_timeline {
   lev_timeline_class classes[LEV_MEM_CLASSES];
   size_t total_peak; /* of all classes together at one moment */
   int64_t total_peak_change;
+  int64_t events;    /* lines of the file */
+  int64_t recorded;  /* events that the run put into the file, by memory.json; 0 where that does not tell */
+  int64_t dropped;   /* events after the run had stopped recording at its cap, by memory.json */
+  bool cut;          /* the last line is not finished */
   int64_t unmatched; /* frees of more bytes than were live (recording began late); taken as all of them */
 } lev_timeline;
 
@@ -71,6 +75,9 @@ typedef struct lev_timeline {
  * (no trace), LEV_ERR_FORMAT (file:line), LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_timeline_read(const char *folder, int rank, lev_timeline **out);
 void lev_timeline_destroy(lev_timeline *timeline);
+/* LEV_OK where everything is there that the run did while it recorded. Errors, with what is missing: LEV_ERR_FORMAT
+ * (the file ends early), LEV_ERR_CAPACITY (recording stopped at its cap). */
+LEV_MUST_CHECK lev_status lev_timeline_whole(const lev_timeline *timeline);
 
 /* Applies change `i` to live[n_tags]. */
 void lev_timeline_apply(const lev_timeline *timeline, int64_t i, size_t *live);

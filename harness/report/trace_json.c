@@ -92,6 +92,10 @@ json_t *lev_trace_json(const lev_timeline *t, int64_t buckets) {
   json_object_set_new(root, "rank", json_integer(t->rank));
   if (t->ranks > 0) json_object_set_new(root, "ranks", json_integer(t->ranks));
   json_object_set_new(root, "changes", json_integer(t->n_changes));
+  json_object_set_new(root, "events", json_integer(t->events));
+  if (t->recorded > 0) json_object_set_new(root, "recorded_events", json_integer(t->recorded));
+  json_object_set_new(root, "dropped_events", json_integer(t->dropped));
+  json_object_set_new(root, "whole", json_boolean(lev_timeline_whole(t) == LEV_OK));
   json_object_set_new(root, "unmatched_frees", json_integer(t->unmatched));
   for (int c = 0; c < LEV_MEM_CLASSES; ++c)
     json_object_set_new(root, lev_mem_name((lev_mem)c), class_json(t, (lev_mem)c));

@@ -74,6 +74,12 @@ static void write_cards(const lev_timeline *t, FILE *out) {
     if (t->classes[c].reported != t->classes[c].peak)
       fprintf(out, "<p>The whole run peaked at %zu %s bytes; the recorded part shows %zu.</p>\n",
               t->classes[c].reported, lev_mem_name((lev_mem)c), t->classes[c].peak);
+  if (lev_timeline_whole(t) != LEV_OK) {
+    const char *text = strstr(lev_detail(), ": ");
+    fputs("<p><b>Incomplete:</b> ", out);
+    lev_html_text(out, text ? text + 2 : lev_detail());
+    fputs("</p>\n", out);
+  }
   if (t->unmatched > 0)
     fprintf(out, "<p>%lld frees of bytes whose beginning was not recorded.</p>\n", (long long)t->unmatched);
 }

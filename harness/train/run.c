@@ -41,6 +41,7 @@ struct run {
   lev_comm_hub *hub;
   lev_rank_plan *plans;
   lev_ledger **measured;
+  lev_run_trace *traces;
   rank_run *rank_runs;
   pthread_t *threads;
 };
@@ -68,7 +69,10 @@ double lev_learning_rate(const lev_config *c, int64_t step) {
 }
 
 static lev_run_memory memory_of(const run *r, bool measured) {
-  return (lev_run_memory){.ranks = r->ranks, .planned = r->plans, .measured = measured ? r->measured : NULL};
+  return (lev_run_memory){.ranks = r->ranks,
+                          .planned = r->plans,
+                          .measured = measured ? r->measured : NULL,
+                          .traces = measured ? r->traces : NULL};
 }
 
 /* ---- one rank ---- */
@@ -135,11 +139,35 @@ static lev_status save(rank_run *rr, int64_t step) {
   return st == LEV_ERR_ABORTED || st == LEV_ERR_COMM || st == LEV_ERR_TIMEOUT ? st : LEV_OK;
 }
 
-static lev_status validate(rank_run *rr, int64_t step) {
+/* What rank 0 says, on every rank. */
+static lev_status from_rank0(rank_run *rr, bool *value) {
+  int32_t mine = *value, all[LEV_RANKS_MAX];
+  LEV_TRY(lev_comm_host_all_gather(rr->world, &mine, all, sizeof mine));
+  *value = all[0] != 0;
+  return LEV_OK;
+}
+
+/* True on every rank once rank 0 saw the stop flag. */
+static lev_status asked_to_stop(rank_run *rr, bool *stop) {
+  *stop = rr->shared->stop && atomic_load(rr->shared->stop) != 0;
+  return from_rank0(rr, stop);
+}
+
+/* Over the whole held-out text, one micro-batch of all groups after the other. When asked to stop meanwhile (*stop) it
+ * leaves after the present one and records nothing. */
+static lev_status validate(rank_run *rr, int64_t step, bool *stop) {
   lev_validation_record record = {.step = step};
-  double nll, start = now();
-  int64_t bytes = lev_loader_bytes(rr->valid);
-  LEV_TRY(lev_evaluate(rr->rank, rr->valid, 0, lev_loader_samples(rr->valid), &nll, &record.tokens));
+  double nll = 0, start = now();
+  int64_t samples = lev_loader_samples(rr->valid), bytes = lev_loader_bytes(rr->valid);
+  int64_t groups = rr->rank->params->layout.ranks / rr->rank->params->layout.context;
+  for (int64_t at = 0; at < samples; at += groups) {
+    double part;
+    int64_t tokens;
+    LEV_TRY(lev_evaluate(rr->rank, rr->valid, at, lev_min_i64(groups, samples - at), &part, &tokens));
+    nll += part, record.tokens += tokens;
+    LEV_TRY(asked_to_stop(rr, stop));
+    if (*stop) return LEV_OK;
+  }
   record.nll_per_token = record.tokens > 0 ? nll / (double)record.tokens : 0;
   record.per_byte = bytes > 0 && !rr->shared->config->data.mask_eod; /* masked tokens stand for bytes without a loss */
   record.val_loss = record.per_byte ? nll / (double)bytes : record.nll_per_token;
@@ -153,20 +181,6 @@ static double flops_per_token(const lev_rank *rank) {
   const lev_model *m = &rank->params->model;
   double attention = 6.0 * (double)m->layers * (double)(m->heads * m->head_dim) * (double)rank->config->train.context;
   return 6.0 * (double)rank->params->active + attention;
-}
-
-/* What rank 0 says, on every rank. */
-static lev_status from_rank0(rank_run *rr, bool *value) {
-  int32_t mine = *value, all[LEV_RANKS_MAX];
-  LEV_TRY(lev_comm_host_all_gather(rr->world, &mine, all, sizeof mine));
-  *value = all[0] != 0;
-  return LEV_OK;
-}
-
-/* True on every rank once rank 0 saw the stop flag. */
-static lev_status asked_to_stop(rank_run *rr, bool *stop) {
-  *stop = rr->shared->stop && atomic_load(rr->shared->stop) != 0;
-  return from_rank0(rr, stop);
 }
 
 static bool validation_due(const rank_run *rr, int64_t step) {
@@ -194,13 +208,13 @@ static lev_status one_step(rank_run *rr, int64_t step) {
   return lev_comm_agree(rr->world, LEV_OK);
 }
 
-/* The run that saved this checkpoint was told to stop before the validation that follows the step. */
-static lev_status make_up_validation(rank_run *rr, int64_t done) {
+/* The run that saved this checkpoint was told to stop before the validation that follows the step was done. */
+static lev_status make_up_validation(rank_run *rr, int64_t done, bool *stop) {
   const lev_run_observer *o = rr->shared->observer;
   if (!validation_due(rr, done) || !o->validated) return LEV_OK;
   bool missing = rr->index == 0 && !o->validated(o->ctx, done);
   LEV_TRY(from_rank0(rr, &missing));
-  return missing ? validate(rr, done) : LEV_OK;
+  return missing ? validate(rr, done, stop) : LEV_OK;
 }
 
 static lev_status write_trace(rank_run *rr) {
@@ -210,6 +224,7 @@ static lev_status write_trace(rank_run *rr) {
   FILE *file = fopen(path, "w");
   if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
   lev_status st = lev_trace_write(rr->trace, file);
+  rr->shared->traces[rr->index] = (lev_run_trace){lev_trace_count(rr->trace), lev_trace_dropped(rr->trace)};
   if (fclose(file) != 0 && st == LEV_OK) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
   return st;
 }
@@ -222,13 +237,13 @@ static lev_status steps(rank_run *rr) {
   first = done + 1;
   const lev_run_observer *o = rr->shared->observer;
   LEV_TRY(lev_comm_agree(rr->world, rr->index == 0 && o->started ? o->started(o->ctx, first) : LEV_OK));
-  LEV_TRY(make_up_validation(rr, done));
+  LEV_TRY(make_up_validation(rr, done, &stop));
   for (int64_t step = first; step <= c->train.steps && !stop; ++step) {
     lev_trace_enable(rr->trace, step < first + c->run.trace_steps);
     LEV_TRY(one_step(rr, step));
     LEV_TRY(asked_to_stop(rr, &stop));
     bool last = step == c->train.steps;
-    if (validation_due(rr, step) && !stop) LEV_TRY(validate(rr, step));
+    if (validation_due(rr, step) && !stop) LEV_TRY(validate(rr, step, &stop));
     bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
     if (c->checkpoint.enable && (periodic || last || stop)) LEV_TRY(save(rr, step));
   }
@@ -270,9 +285,10 @@ static lev_status allocate(run *r) {
   size_t n = (size_t)r->ranks;
   r->plans = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->plans);
   r->measured = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->measured);
+  r->traces = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->traces);
   r->rank_runs = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->rank_runs);
   r->threads = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->threads);
-  return r->plans && r->measured && r->rank_runs && r->threads ? LEV_OK : LEV_ERR_NOMEM;
+  return r->plans && r->measured && r->traces && r->rank_runs && r->threads ? LEV_OK : LEV_ERR_NOMEM;
 }
 
 /* The status of the rank that failed of itself, rather than of one that was only told to stop. */
@@ -313,6 +329,7 @@ static void release(run *r) {
   lev_topo_destroy(r->topo);
   lev_free(r->plans);
   lev_free(r->measured);
+  lev_free(r->traces);
   lev_free(r->rank_runs);
   lev_free(r->threads);
 }

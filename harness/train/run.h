@@ -28,11 +28,17 @@ typedef struct lev_validation_record {
   double seconds;
 } lev_validation_record;
 
+/* Events of a rank's trace file, and those that came once recording had stopped at its cap; 0 until it is written. */
+typedef struct lev_run_trace {
+  int64_t events, dropped;
+} lev_run_trace;
+
 /* The memory of all ranks, planned and measured so far. Arrays have `ranks` entries. */
 typedef struct lev_run_memory {
   int ranks;
   const lev_rank_plan *planned;
   lev_ledger *const *measured; /* NULL before the ranks run */
+  const lev_run_trace *traces; /* likewise */
 } lev_run_memory;
 
 /* Every callback may be NULL. A failure that `planned` or `started` returns ends the run there. */
@@ -49,7 +55,8 @@ typedef struct lev_run_observer {
   void (*finished)(void *ctx, const lev_run_memory *memory);
 } lev_run_observer;
 
-/* Trains. `stop` (nullable) is looked at between steps: once nonzero, the run saves a checkpoint and returns. Errors:
+/* Trains. `stop` (nullable) is looked at between steps and between the batches of a validation, which is then left
+ * unrecorded: once nonzero, the run saves a checkpoint and returns. Errors:
  * those of configuration, plan, data and ranks; the detail names the rank that failed first. */
 LEV_MUST_CHECK lev_status lev_run(const lev_config *config, const lev_run_observer *observer, const atomic_int *stop);
 

@@ -200,6 +200,16 @@ finished_again() {
 }
 check "a finished run again changes no report" finished_again
 
+# A trace that is not whole is shown as far as it goes, and said to be cut.
+cut_trace() {
+  cp -r "$work/a" "$work/cut"
+  "$levee" trace "$work/cut" > "$work/log1" 2> "$work/err" && ! [ -s "$work/err" ] || return 1
+  python3 -c "import json; r = json.load(open('$work/cut/memory.json'))['per_rank']; assert all(x['trace']['events'] == len(open('$work/cut/trace.rank%d.jsonl' % x['rank']).readlines()) and x['trace']['dropped_events'] == 0 for x in r)" || return 1
+  sed '$d' "$work/a/trace.rank1.jsonl" > "$work/cut/trace.rank1.jsonl"
+  expect_exit 9 "$levee" trace "$work/cut" && grep -q "rank1.*ends early" "$work/err" && grep -q "^page:" "$work/out"
+}
+check "a trace that ends early is said to" cut_trace
+
 # Limits, folders and outputs that do not do.
 check "train over a limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.device_memory=64KiB
 check "train over a host limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.host_memory=64KiB

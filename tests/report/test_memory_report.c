@@ -49,7 +49,7 @@ static int64_t number(const json_t *at, const char *path) {
 T_TEST(memory_json_of_a_plan) {
   lev_ledger *l = ledger_of(0, false);
   T_REQUIRE(l != NULL);
-  lev_memory_rank rank = {3, l, NULL};
+  lev_memory_rank rank = {.rank = 3, .planned = l};
   lev_memory_report report = {.ranks = 8, .rank = &rank, .n = 1};
   json_t *root = parsed(&report);
   T_EXPECT_EQ_I64(number(root, "ranks"), 8);
@@ -67,7 +67,8 @@ T_TEST(memory_json_of_a_plan) {
 T_TEST(memory_json_of_a_run_hides_nothing) {
   lev_ledger *plan = ledger_of(0, false), *run = ledger_of(64, true);
   T_REQUIRE(plan && run);
-  lev_memory_rank ranks[2] = {{0, plan, run}, {1, plan, plan}};
+  lev_memory_rank ranks[2] = {{.rank = 0, .planned = plan, .measured = run},
+                              {.rank = 1, .planned = plan, .measured = plan}};
   lev_memory_report report = {.ranks = 2, .rank = ranks, .n = 2, .heap_cap = 1000};
   json_t *root = parsed(&report);
   T_EXPECT_EQ_I64(number(root, "per_rank/0/device/planned_bytes"), 5632);
@@ -86,7 +87,7 @@ T_TEST(memory_json_of_a_run_hides_nothing) {
 T_TEST(memory_limits) {
   lev_ledger *l = ledger_of(0, false);
   T_REQUIRE(l != NULL);
-  lev_memory_rank rank = {0, l, NULL};
+  lev_memory_rank rank = {.rank = 0, .planned = l};
   lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
   size_t device, host;
   T_EXPECT(lev_memory_excess(&report, &device, &host) == 0);
@@ -108,7 +109,7 @@ T_TEST(memory_file_replaces_the_old_one_whole) {
   lev_ledger *l = ledger_of(0, false);
   T_REQUIRE(l && mkdtemp(folder) != NULL);
   snprintf(path, sizeof path, "%s/memory.json", folder);
-  lev_memory_rank rank = {0, l, l};
+  lev_memory_rank rank = {.rank = 0, .planned = l, .measured = l};
   lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
   T_EXPECT_OK(lev_memory_write(&report, path));
   T_EXPECT_OK(lev_memory_write(&report, path));
@@ -124,7 +125,7 @@ T_TEST(memory_file_replaces_the_old_one_whole) {
 T_TEST(memory_tables) {
   lev_ledger *plan = ledger_of(0, false), *run = ledger_of(0, false);
   T_REQUIRE(plan && run);
-  lev_memory_rank rank = {0, plan, run};
+  lev_memory_rank rank = {.rank = 0, .planned = plan, .measured = run};
   lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
   size_t plain[LEV_MODULES] = {3072, 512, 0, 0, SIZE_MAX}, bytes = 0;
   T_EXPECT(lev_module_device_bytes(&report, 0, false) == 1536 && lev_module_device_bytes(&report, 1, true) == 256);

@@ -412,6 +412,51 @@ T_TEST(trace_cut_short_is_read) {
   remove_folder(&f);
 }
 
+/* What the run says it recorded, against what is there. */
+T_TEST(trace_says_what_is_missing) {
+  folder f = make_folder();
+  lev_timeline *t = NULL;
+  lev_ledger *ledger = make_run(&f, 0, 300, 0);
+  int64_t events = lev_trace_count(lev_ledger_trace(ledger));
+  char *whole = get(in_folder(&f, "trace.rank0.jsonl"));
+  size_t length = strlen(whole), line = length - 1;
+  while (whole[line - 1] != '\n') --line; /* where the last line begins */
+  const struct {
+    size_t bytes;
+    int64_t dropped;
+    lev_status want;
+    const char *words;
+  } cases[] = {{length, 0, LEV_OK, ""},
+               {line, 0, LEV_ERR_FORMAT, "ends early"},
+               {line + 5, 0, LEV_ERR_FORMAT, "last line is unfinished"},
+               {length / 2, 7, LEV_ERR_FORMAT, "ends early"},
+               {length, 7, LEV_ERR_CAPACITY, "7 more are missing"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+    lev_memory_rank rank = {.planned = ledger, .measured = ledger, .trace_events = events};
+    rank.trace_dropped = cases[i].dropped;
+    put_bytes(&f, "trace.rank0.jsonl", whole, cases[i].bytes);
+    T_EXPECT_OK(
+        lev_memory_write(&(lev_memory_report){.ranks = 1, .rank = &rank, .n = 1}, in_folder(&f, "memory.json")));
+    if (!T_EXPECT_OK(lev_timeline_read(f.path, 0, &t))) break;
+    T_EXPECT_EQ_I64(t->recorded, events);
+    T_EXPECT_STATUS(lev_timeline_whole(t), cases[i].want);
+    if (cases[i].want != LEV_OK)
+      T_EXPECT_MSG(strstr(lev_detail(), cases[i].words), "case %d: \"%s\"", (int)i, lev_detail());
+    json_t *json = lev_trace_json(t, 10);
+    T_EXPECT(json_is_true(json_object_get(json, "whole")) == (cases[i].want == LEV_OK));
+    json_decref(json);
+    T_EXPECT_OK(lev_trace_page((const lev_timeline *const *)&t, 1, "run", in_folder(&f, "trace.html")));
+    char *page = get(in_folder(&f, "trace.html"));
+    T_EXPECT((strstr(page, "Incomplete:") != NULL) == (cases[i].want != LEV_OK));
+    free(page);
+    lev_timeline_destroy(t);
+    t = NULL;
+  }
+  free(whole);
+  end_run(ledger);
+  remove_folder(&f);
+}
+
 /* Values no run writes: read without a crash, and the page is still made. */
 T_TEST(trace_strange_values) {
   static const char *const memories[] = {"[]", "[{}, null]", "{\"ranks\":\"x\",\"per_rank\":{}}",
