@@ -2,6 +2,7 @@
 #include "common/comm.h"
 
 #include "common/comm_impl.h"
+#include "common/device_impl.h"
 #include "common/dims.h"
 #include "common/fault.h"
 
@@ -115,7 +116,10 @@ static lev_status submit(lev_comm *comm, lev_stream *stream, const lev_coll *col
                     lev_stream_name(stream));
   if (lev_fault_hit(lev_device_fault(comm->device), LEV_FAULT_COLLECTIVE))
     return lev_fail(LEV_ERR_COMM, "%s, call %lld, failed (injected)", name, (long long)coll->number);
-  LEV_TRY(comm->ops->enqueue(comm, stream, coll));
+  int64_t span = lev_span_begin(stream, LEV_SPAN_COLL, name, sent, NULL, NULL);
+  lev_status st = comm->ops->enqueue(comm, stream, coll);
+  lev_span_end(stream, span);
+  LEV_TRY(st);
   comm->bytes_sent += sent;
   lev_trace_add(lev_device_trace(comm->device), LEV_EV_COLL, 0, name, sent);
   return LEV_OK;

@@ -56,6 +56,8 @@ lev_status lev_device_open(const lev_device_config *config, lev_device **out) {
 void lev_device_close(lev_device *device) {
   if (!device) return;
   for (lev_stream *s = device->streams; s; s = s->next) lev_stream_destroy(s);
+  lev_profile_destroy(device->profile);
+  if (device->ops->phase) device->ops->phase(device, NULL, -1);
   while (device->events) lev_event_destroy(device->events);
   while (device->streams) {
     lev_stream *next = device->streams->next;
@@ -261,18 +263,29 @@ lev_status lev_copy(lev_stream *stream, void *dst, const void *src, size_t bytes
   if (bytes > 0 && (!dst || !src))
     return lev_fail(LEV_ERR_ARG, "copy of %zu bytes (%s) from %p to %p", bytes, label ? label : "", src, dst);
   LEV_TRY(begin_copy(stream, "copy", bytes, label));
-  return bytes > 0 ? stream->device->ops->copy(stream, dst, src, bytes) : LEV_OK;
+  if (bytes == 0) return LEV_OK;
+  int64_t span = lev_span_begin(stream, LEV_SPAN_COPY, label, bytes, dst, src);
+  lev_status st = stream->device->ops->copy(stream, dst, src, bytes);
+  lev_span_end(stream, span);
+  return st;
 }
 
 lev_status lev_fill(lev_stream *stream, void *dst, int byte, size_t bytes, const char *label) {
   if (bytes > 0 && !dst) return lev_fail(LEV_ERR_ARG, "fill of %zu bytes (%s) at NULL", bytes, label ? label : "");
   LEV_TRY(begin_copy(stream, "fill", bytes, label));
-  return bytes > 0 ? stream->device->ops->fill(stream, dst, byte, bytes) : LEV_OK;
+  if (bytes == 0) return LEV_OK;
+  int64_t span = lev_span_begin(stream, LEV_SPAN_FILL, label, bytes, NULL, NULL);
+  lev_status st = stream->device->ops->fill(stream, dst, byte, bytes);
+  lev_span_end(stream, span);
+  return st;
 }
 
 lev_status lev_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes) {
   LEV_TRY(not_stopped(stream));
   if (args_bytes > LEV_ARGS_MAX)
     return lev_fail(LEV_ERR_ARG, "%s: %zu bytes of arguments, at most %d fit", kernel->name, args_bytes, LEV_ARGS_MAX);
-  return stream->device->ops->launch(stream, kernel, args, args_bytes);
+  int64_t span = lev_span_begin(stream, LEV_SPAN_KERNEL, kernel->name, 0, NULL, NULL);
+  lev_status st = stream->device->ops->launch(stream, kernel, args, args_bytes);
+  lev_span_end(stream, span);
+  return st;
 }

@@ -37,12 +37,15 @@ typedef struct lev_device_config {
   int index;            /* GPU number (cuda); ignored elsewhere */
   bool immediate;       /* cpu: run operations inline on the caller's thread */
   uint64_t jitter_seed; /* cpu: nonzero = random delay before each queued operation (race tests) */
+  bool pin_beyond_free; /* cuda: pinned slabs may pass what the machine has free, and has at all: for machines whose memory
+                           grows as it is touched. Where it does not, the system may end the process */
   lev_backend dry_for;  /* dry: the backend planned for; a launch without its side fails as it would there */
   lev_trace *trace;     /* nullable; outlives the device */
   lev_fault *fault;     /* nullable; outlives the device */
 } lev_device_config;
 
-/* Devices of a backend on this machine (cpu: 1, dry: 1, cuda: 0 without a driver or in a CUDA=0 build). */
+/* Devices of a backend on this machine (cpu: 1, dry: 1; cuda: GPUs before the first one without compute capability 9.0, 0
+ * without a driver or in a CUDA=0 build). */
 int lev_device_count(lev_backend backend);
 LEV_MUST_CHECK lev_status lev_device_open(const lev_device_config *config, lev_device **out);
 /* Waits for all streams, destroys them and frees what lev_device_alloc gave and was not freed. NULL is fine. */

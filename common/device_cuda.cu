@@ -3,7 +3,9 @@
  * primary context. Slabs are plain allocations: nothing is allocated behind the plan except what the driver keeps for
  * the context and loaded kernels. */
 #include <cstdio>
+#include <nvtx3/nvToolsExt.h>
 #include <cstring>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,6 +19,12 @@ constexpr size_t kDetailBytes = 1024;
 /* The driver hands out device memory in blocks of 2 MiB; whole ones are aligned to 2 MiB, parts of one to 512 bytes. */
 constexpr size_t kDeviceBlock = (size_t)2 << 20;
 constexpr size_t kHugePage = (size_t)2 << 20;
+constexpr int kTouchers = 16;
+
+struct cuda_device {
+  lev_device base;
+  bool in_phase; /* an NVTX range is open */
+};
 
 struct cuda_stream {
   lev_stream base;
@@ -58,23 +66,25 @@ lev_status broken(lev_stream *stream, cudaError_t error, const char *what) {
 
 /* ---- devices ---- */
 
-/* No driver, too old a driver and no GPU are all zero devices. */
+bool is_hopper(int index) {
+  int major = 0, minor = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
+
+/* No driver, too old a driver and no GPU that the kernels are built for are all zero devices. */
 int cuda_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  int count = 0, usable = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess)
+    while (usable < count && is_hopper(usable)) ++usable;
   (void)cudaGetLastError();
-  return 0;
+  return usable;
 }
 
 lev_status cuda_open(lev_device *device) {
   LEV_TRY(use(device));
   LEV_CUDA_TRY(cudaFree(nullptr)); /* makes the context */
-  int major = 0, minor = 0;
-  LEV_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device->config.index));
-  LEV_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device->config.index));
-  if (major != 9 || minor != 0)
-    return lev_fail(LEV_ERR_UNSUPPORTED, "GPU %d has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
-                    device->config.index, major, minor);
   return LEV_OK;
 }
 
@@ -112,8 +122,40 @@ lev_status no_memory(lev_device *device, lev_mem cls, size_t bytes) {
                     free_bytes, total_bytes, device->config.index);
   }
   LEV_TRY(lev_device_cpu_ops.memory(device, &free_bytes, &total_bytes));
-  return lev_fail(LEV_ERR_NOMEM, "%zu bytes of %s memory asked, %zu of %zu bytes of this machine are free", bytes,
-                  lev_mem_name(cls), free_bytes, total_bytes);
+  return lev_fail(LEV_ERR_NOMEM,
+                  "%zu bytes of %s memory asked, %zu of %zu bytes of this machine are free%s", bytes, lev_mem_name(cls),
+                  free_bytes, total_bytes,
+                  device->config.pin_beyond_free ? "" : " (where memory grows on demand: run.check_host_memory = false)");
+}
+
+/* First writes to a part of a mapping, one per page. */
+struct touched {
+  unsigned char *at;
+  size_t bytes, page;
+};
+void *touch(void *part) {
+  const touched *t = static_cast<const touched *>(part);
+  for (size_t i = 0; i < t->bytes; i += t->page) static_cast<volatile unsigned char *>(t->at)[i] = 0;
+  return nullptr;
+}
+
+/* By all cores, at most kTouchers: the system zeroes pages at about 3 GB/s per core. */
+void touch_all(void *slab, size_t bytes) {
+  pthread_t threads[kTouchers];
+  touched parts[kTouchers];
+  bool started[kTouchers];
+  int n = (int)lev_max_i64(1, lev_min_i64(kTouchers, sysconf(_SC_NPROCESSORS_ONLN)));
+  int64_t blocks = (int64_t)(bytes / kHugePage);
+  if (blocks < n) n = 1;
+  for (int i = 0; i < n; ++i) {
+    size_t begin = (size_t)lev_part_begin(blocks, n, i) * kHugePage;
+    size_t end = i + 1 < n ? (size_t)lev_part_begin(blocks, n, i + 1) * kHugePage : bytes;
+    parts[i] = {static_cast<unsigned char *>(slab) + begin, end - begin, (size_t)sysconf(_SC_PAGESIZE)};
+    started[i] = i + 1 < n && pthread_create(&threads[i], nullptr, touch, &parts[i]) == 0;
+    if (!started[i]) touch(&parts[i]);
+  }
+  for (int i = 0; i < n; ++i)
+    if (started[i]) pthread_join(threads[i], nullptr);
 }
 
 /* Pinned memory is mapped and touched by this process, in huge pages where the system has them, and registered once:
@@ -123,12 +165,13 @@ lev_status alloc_host(lev_device *device, lev_mem cls, size_t bytes, void **out)
   bool pinned = cls == LEV_MEM_PINNED && bytes > 0;
   LEV_TRY(lev_device_cpu_ops.memory(device, &free_bytes, &total_bytes));
   void *slab = MAP_FAILED;
-  if (mapped <= total_bytes && (!pinned || mapped <= free_bytes))
+  bool fits = mapped <= total_bytes && (!pinned || mapped <= free_bytes);
+  if (mapped < SIZE_MAX && (fits || device->config.pin_beyond_free))
     slab = mmap(nullptr, mapped, bytes ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (slab == MAP_FAILED) return no_memory(device, cls, bytes);
   if (pinned) {
     (void)madvise(slab, mapped, MADV_HUGEPAGE);
-    std::memset(slab, 0, mapped);
+    touch_all(slab, mapped);
     cudaError_t error = cudaHostRegister(slab, mapped, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (error != cudaSuccess) {
       munmap(slab, mapped);
@@ -264,6 +307,22 @@ lev_status cuda_launch(lev_stream *stream, const lev_kernel *kernel, const void 
   return st;
 }
 
+/* ---- phases ---- */
+
+/* Without a tool that listens these are calls of empty functions. */
+void cuda_phase(lev_device *device, const char *name, int64_t index) {
+  bool *open = &reinterpret_cast<cuda_device *>(device)->in_phase;
+  if (*open) nvtxRangePop();
+  *open = name != nullptr;
+  if (!name) return;
+  char text[96];
+  if (index < 0)
+    std::snprintf(text, sizeof text, "%s", name);
+  else
+    std::snprintf(text, sizeof text, "%s %lld", name, (long long)index);
+  nvtxRangePushA(text);
+}
+
 } // namespace
 
 /* ---- shared with the rest of common/ ---- */
@@ -301,7 +360,7 @@ lev_status lev_cuda_reach(lev_device *device, int peer) {
 
 extern "C" const lev_device_ops lev_device_cuda_ops = {
     .count = cuda_count,
-    .device_bytes = sizeof(lev_device),
+    .device_bytes = sizeof(cuda_device),
     .stream_bytes = sizeof(cuda_stream),
     .event_bytes = sizeof(cuda_event),
     .open = cuda_open,
@@ -323,4 +382,5 @@ extern "C" const lev_device_ops lev_device_cuda_ops = {
     .copy = cuda_copy,
     .fill = cuda_fill,
     .launch = cuda_launch,
+    .phase = cuda_phase,
 };

@@ -5,6 +5,7 @@
 #define LEV_COMMON_DEVICE_IMPL_H
 
 #include "common/device.h"
+#include "common/profile.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,6 +41,9 @@ typedef struct lev_device_ops {
   lev_status (*copy)(lev_stream *stream, void *dst, const void *src, size_t bytes);
   lev_status (*fill)(lev_stream *stream, void *dst, int byte, size_t bytes);
   lev_status (*launch)(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes);
+
+  /* Nullable: tells tools of a phase; a NULL name ends the last one. */
+  void (*phase)(lev_device *device, const char *name, int64_t index);
 } lev_device_ops;
 
 extern const lev_device_ops lev_device_cpu_ops;
@@ -62,7 +66,15 @@ struct lev_device {
   lev_slab *slabs;
   lev_stream *streams;
   lev_event *events;
+  lev_profile *profile; /* nullable */
 };
+
+/* Opens and closes the span of an operation about to be enqueued; `to` and `from` only for copies. -1: not recorded. */
+int64_t lev_span_begin(lev_stream *stream, lev_span_kind kind, const char *name, uint64_t bytes, const void *to,
+                       const void *from);
+void lev_span_end(lev_stream *stream, int64_t span);
+/* With the device; its events end with the device's. */
+void lev_profile_destroy(lev_profile *profile);
 
 struct lev_stream {
   lev_device *device;

@@ -17,6 +17,7 @@
 #include "harness/cli/verbs.h"
 #include "harness/report/memory_report.h"
 #include "harness/report/metrics.h"
+#include "harness/report/profile_report.h"
 #include "harness/train/run.h"
 
 typedef struct train {
@@ -30,6 +31,8 @@ typedef struct train {
   lev_memory_rank *ranks;
   bool colour;
 } train;
+
+#define PROFILE_ROWS 30
 
 static atomic_int stop_asked; /* lock-free: a signal handler may set it */
 
@@ -148,9 +151,16 @@ static void write_metrics(train *t, const lev_metric *fields, size_t n) {
   if (t->failed != LEV_OK) fprintf(stderr, "warning: no metrics from here on (%s); training goes on\n", lev_detail());
 }
 
+/* Share of the devices' peak that the model's operations took. */
+static double mfu(const train *t, const lev_step_record *r) {
+  double peak = t->config.run.peak_tflops * 1e12 * (double)t->config.parallel.ranks;
+  return peak > 0 ? r->flops_per_token * r->tokens_per_second / peak : 0;
+}
+
 static void record_step(train *t, const lev_step_record *r) {
   const lev_step_result *x = &r->result;
   double flops = r->flops_per_token * r->tokens_per_second;
+  size_t n = t->config.run.peak_tflops > 0 ? 15 : 14; /* without a peak there is no share of it */
   const lev_metric fields[] = {LEV_INT("step", r->step),
                                LEV_REAL("loss", x->loss),
                                LEV_REAL("grad_norm", x->grad_norm),
@@ -164,8 +174,9 @@ static void record_step(train *t, const lev_step_record *r) {
                                LEV_INT("skipped", x->skipped),
                                LEV_REAL("tokens_per_second", r->tokens_per_second),
                                LEV_REAL("step_seconds", r->seconds),
-                               LEV_REAL("tflops", flops / 1e12)};
-  write_metrics(t, fields, sizeof fields / sizeof *fields);
+                               LEV_REAL("tflops", flops / 1e12),
+                               LEV_REAL("mfu", mfu(t, r))};
+  write_metrics(t, fields, n);
 }
 
 /* "1h02m", "3m07s", "12s" */
@@ -196,6 +207,7 @@ static void print_step(train *t, const lev_step_record *r, const lev_run_memory 
          r->result.loss, r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", lev_bytes_text(peak, bytes),
          planned ? 100.0 * (double)peak / (double)planned : 0, r->tokens_per_second,
          r->flops_per_token * r->tokens_per_second / 1e12, r->result.max_vio, (long long)r->result.chunks);
+  if (t->config.run.peak_tflops > 0) printf(" mfu %.3f ", mfu(t, r));
   for (int m = 0; m < LEV_MODULES; ++m) {
     size_t q = lev_module_device_bytes(&report, m, false);
     if (q == 0) continue;
@@ -238,6 +250,18 @@ static void on_checkpoint(void *ctx, int64_t step, lev_status status, const char
   else
     fprintf(stderr, "warning: no checkpoint of step %lld (%s); training goes on\n", (long long)step, detail);
   fflush(stdout);
+}
+
+static lev_status on_profiled(void *ctx, int rank, int64_t step, const lev_profile *profile) {
+  const train *t = ctx;
+  char path[1024];
+  snprintf(path, sizeof path, "%.900s/profile.rank%d.json", t->config.run.folder, rank);
+  LEV_TRY(lev_profile_write(profile, rank, path));
+  if (rank > 0) return LEV_OK;
+  printf("step %lld of rank 0 in %s (open it in ui.perfetto.dev)\n", (long long)step, path);
+  LEV_TRY(lev_profile_print(profile, PROFILE_ROWS, stdout));
+  fflush(stdout);
+  return LEV_OK;
 }
 
 /* Other heap: a row of its own with a stated cap, never hidden. */
@@ -297,8 +321,11 @@ static lev_status lock_folder(const char *folder) {
 }
 
 int lev_verb_train(int argc, char **argv) {
+  static char profile[] = "--run.profile=true"; /* what --profile is short for */
   static train t; /* large, and outlives the rank threads */
   memset(&t, 0, sizeof t);
+  for (int i = 0; i < argc; ++i)
+    if (strcmp(argv[i], "--profile") == 0) argv[i] = profile;
   lev_status st = lev_settings(&t.config, &argc, argv);
   if (st == LEV_OK && argc > 0) st = lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[0]);
   if (st == LEV_OK) st = lev_make_dir(t.config.run.folder, NULL);
@@ -317,6 +344,7 @@ int lev_verb_train(int argc, char **argv) {
                                .step = on_step,
                                .validation = on_validation,
                                .checkpoint = on_checkpoint,
+                               .profiled = on_profiled,
                                .finished = on_finished};
   st = lev_run(&t.config, &observer, &stop_asked);
   lev_metrics_close(&t.metrics);

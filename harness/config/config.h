@@ -17,7 +17,7 @@
 /* Choice values, in the order of their lists in options.h; DTYPE's are those of lev_dtype. */
 typedef enum lev_balance { LEV_BALANCE_SWITCH, LEV_BALANCE_NONE, LEV_BALANCE_AUX_FREE } lev_balance;
 typedef enum lev_grad_choice { LEV_GRAD_AUTO, LEV_GRAD_F32, LEV_GRAD_BF16, LEV_GRAD_F64 } lev_grad_choice;
-typedef enum lev_optimizer { LEV_OPTIMIZER_ADAMW, LEV_OPTIMIZER_MUON } lev_optimizer;
+typedef enum lev_optimizer { LEV_OPTIMIZER_ADAMW, LEV_OPTIMIZER_MUON, LEV_OPTIMIZER_NONE } lev_optimizer;
 typedef enum lev_decay { LEV_DECAY_COSINE, LEV_DECAY_LINEAR, LEV_DECAY_NONE } lev_decay;
 typedef enum lev_schedule { LEV_SCHEDULE_PLAIN, LEV_SCHEDULE_BOUNDED } lev_schedule;
 typedef enum lev_device_choice { LEV_DEVICE_AUTO, LEV_DEVICE_CPU, LEV_DEVICE_CUDA } lev_device_choice;

@@ -16,7 +16,7 @@
   X(SCORE, "softmax|sigmoid")                                                                                          \
   X(BALANCE, "switch|none|aux_free")                                                                                            \
   X(GRAD_DTYPE, "auto|f32|bf16|f64")                                                                                   \
-  X(OPTIMIZER, "adamw|muon")                                                                                           \
+  X(OPTIMIZER, "adamw|muon|none")                                                                                          \
   X(DECAY, "cosine|linear|none")                                                                                       \
   X(SCHEDULE, "plain|bounded")                                                                                         \
   X(BRANCH, "auto|weights|activations")                                                                                \
@@ -82,7 +82,7 @@
   O(train, eval_at_end, BOOL, 1, 0, 0, "validate after the last step")
 
 #define LEV_OPTIONS_optimizer(O)                                                                                       \
-  O(optimizer, name, OPTIMIZER, 0, 0, 0, "muon: Muon for projections and experts, AdamW for embedding, head, norms, router") \
+  O(optimizer, name, OPTIMIZER, 0, 0, 0, "muon: Muon for projections and experts, AdamW for embedding, head, norms, router; none: loss and gradients only, no checkpoints") \
   O(optimizer, lr, REAL, 4e-4, 0, 1e6, "peak learning rate")                                                           \
   O(optimizer, beta1, REAL, 0.9, 0, 0.999999, "AdamW first moment")                                                    \
   O(optimizer, beta2, REAL, 0.95, 0, 0.9999999, "AdamW second moment")                                                 \
@@ -150,9 +150,12 @@
 
 #define LEV_OPTIONS_run(O)                                                                                             \
   O(run, folder, TEXT, "", 0, 0, "receives metrics.jsonl, memory.json, traces; empty = runs/<name of the file>")      \
-  O(run, device, DEVICE, 0, 0, 0, "auto: the cpu in this version; cuda: ranks share the GPUs in turn")                                              \
+  O(run, device, DEVICE, 0, 0, 0, "auto: cuda where there is a GPU it can use, else cpu; cuda: ranks share the GPUs in turn")                                              \
+  O(run, check_host_memory, BOOL, 1, 0, 0, "cuda: refuse pinned memory beyond what the machine has free; false where it grows on demand") \
+  O(run, peak_tflops, REAL, 0, 0, 1e9, "of one rank's device (H200, bf16: 989); reports then say the share of it that was used (MFU); 0 = not said") \
   O(run, log_freq, INT, 1, 1, 1000000, "steps between console lines")                                                  \
   O(run, trace_steps, INT, 2, 0, 1000, "first steps whose events are recorded; 0 = none")                              \
+  O(run, profile, BOOL, 0, 0, 0, "--profile: the second step (the only one, if there is one) as a timeline, run.folder/profile.rankN.json") \
   O(run, compute_immediate, BOOL, 0, 0, 0, "cpu: run operations inline, without stream workers (debugging)")
 
 #define LEV_OPTIONS_debug(O)                                                                                           \

@@ -63,7 +63,7 @@ static void take_pieces(lev_rank *rank) {
 
 lev_status lev_batch_load(lev_rank *rank, lev_loader *loader, int64_t first_sample, int64_t n_samples, int micro) {
   bool mine = set_shape(rank, n_samples, micro);
-  lev_ledger_phase(rank->ledger, "batch", micro);
+  lev_rank_phase(rank, "batch", micro);
   LEV_TRY(lev_stream_sync(rank->compute)); /* the staging buffer is being read until then */
   if (mine && !is_dry(rank)) {
     LEV_TRY(fetch(rank, loader, first_sample, micro));

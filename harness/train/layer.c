@@ -10,6 +10,7 @@
 #include "harness/train/layer.h"
 
 #include "common/gemm.h"
+#include "common/profile.h"
 
 size_t lev_attention_item_bytes(const lev_model *m, int64_t tokens) {
   return lev_sat_add(lev_align_up(lev_bytes(tokens, m->heads * m->head_dim, lev_dtype_bytes(m->dtype))),
@@ -136,7 +137,7 @@ lev_status lev_layer_forward(lev_rank *rank, int layer, const void *in, void *ou
   lev_layer_run r;
   void *item;
   bool keep = rank->config->memory.sco_keep_attention;
-  lev_ledger_phase(rank->ledger, "forward", layer);
+  lev_rank_phase(rank, "forward", layer);
   LEV_TRY(begin(&r, rank, layer));
   LEV_TRY(prefetch(rank, layer));
   LEV_TRY(prefetch(rank, layer + 1));
@@ -147,10 +148,12 @@ lev_status lev_layer_forward(lev_rank *rank, int layer, const void *in, void *ou
   else
     LEV_TRY(lev_rank_work(rank, "attn.out", LEV_U8, 1, (int64_t)bytes, &item));
   lev_attention_out kept = split_item(&r, item);
+  lev_device_phase(rank->device, "forward.attention", layer);
   LEV_TRY(lev_attention_forward(&r, in, kept));
   if (keep) LEV_TRY(sco_write_end(rank->sco, layer, SCO_ATTENTION, bytes, rank->compute));
   LEV_TRY(lev_attention_add(&r, in, kept.o, out));
   LEV_TRY(lev_rank_pop(rank));
+  lev_device_phase(rank->device, "forward.experts", layer);
   LEV_TRY(lev_mlp_forward(&r, out));
   return lev_weights_release(rank->weights, lev_unit_dense(rank->params, layer), rank->compute);
 }
@@ -159,7 +162,7 @@ lev_status lev_layer_backward(lev_rank *rank, int layer, bool first) {
   lev_layer_run r;
   void *in, *item;
   bool keep = rank->config->memory.sco_keep_attention;
-  lev_ledger_phase(rank->ledger, "backward", layer);
+  lev_rank_phase(rank, "backward", layer);
   LEV_TRY(begin(&r, rank, layer));
   LEV_TRY(begin_grads(&r, first));
   LEV_TRY(prefetch(rank, layer));
@@ -174,7 +177,9 @@ lev_status lev_layer_backward(lev_rank *rank, int layer, bool first) {
   if (!keep) LEV_TRY(lev_rank_work(rank, "attn.out", LEV_U8, 1, (int64_t)lev_attention_item_bytes(r.m, r.n), &item));
   lev_attention_out kept = split_item(&r, item);
   if (!keep) LEV_TRY(lev_attention_forward(&r, in, kept));
+  lev_device_phase(rank->device, "backward.experts", layer);
   LEV_TRY(lev_mlp_backward(&r, in, kept, first));
+  lev_device_phase(rank->device, "backward.attention", layer);
   LEV_TRY(lev_attention_backward(&r, in, kept));
   LEV_TRY(lev_rank_pop(rank));
   if (keep) LEV_TRY(sco_release(rank->sco, layer, SCO_ATTENTION, rank->compute));

@@ -8,6 +8,7 @@
 
 #include "common/gemm.h"
 #include "common/hostmem.h"
+#include "common/profile.h"
 #include "harness/model/ops.h"
 
 #define STAGING_BYTES ((size_t)4 << 20)
@@ -242,7 +243,8 @@ static lev_status plan_optimizers(lev_rank *rank) {
   muon_matrix *matrices = lev_calloc(LEV_HEAP_PLAN, most, sizeof *matrices);
   int n_segments = 0, n_matrices = 0;
   lev_status st = segments && matrices ? LEV_OK : LEV_ERR_NOMEM;
-  for (int i = 0; i < p->n_pieces && st == LEV_OK; ++i) {
+  /* without an optimizer both lists stay empty: an AdamW plan of nothing owns nothing */
+  for (int i = 0; i < p->n_pieces && st == LEV_OK && c->optimizer.name != LEV_OPTIMIZER_NONE; ++i) {
     const lev_piece *piece = &p->pieces[i];
     const lev_tensor *t = &p->tensors[piece->tensor];
     bool decays = t->kind != LEV_PARAM_NORM || c->optimizer.decay_norms;
@@ -391,7 +393,7 @@ lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out) {
   if (!rank) return LEV_ERR_NOMEM;
   rank->config = options->config, rank->device = options->device, rank->world = options->world;
   rank->ledger = options->ledger;
-  lev_ledger_phase(rank->ledger, "set-up", -1);
+  lev_rank_phase(rank, "set-up", -1);
   /* every stage ends in an agreement, so that no rank enters the next one's collectives alone */
   lev_status st = lev_comm_agree(rank->world, create_local(rank, options));
   if (st == LEV_OK) st = create_groups(rank);
@@ -435,6 +437,11 @@ lev_slabs lev_rank_slabs(const lev_rank *rank) {
   for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
     slabs.bytes[cls] = lev_sat_add(lev_arena_persistent(rank->arena[cls]), lev_arena_work_peak(rank->arena[cls]));
   return slabs;
+}
+
+void lev_rank_phase(lev_rank *rank, const char *name, int64_t index) {
+  lev_ledger_phase(rank->ledger, name, index);
+  lev_device_phase(rank->device, name, index);
 }
 
 /* ---- work scopes ---- */

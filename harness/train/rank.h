@@ -26,8 +26,10 @@
 /* Most ranks of a world. */
 #define LEV_RANKS_MAX 4096
 
-/* Where the run will take place, which is also what a dry run plans for. auto is the cpu in this version. */
+/* Where the run will take place, which is also what a dry run plans for. auto: cuda where lev_device_count finds a GPU. */
 static inline lev_backend lev_run_backend(const lev_config *config) {
+  if (config->run.device == LEV_DEVICE_AUTO)
+    return lev_device_count(LEV_BACKEND_CUDA) > 0 ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
   return config->run.device == LEV_DEVICE_CUDA ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
 }
 
@@ -147,6 +149,9 @@ void lev_rank_destroy(lev_rank *rank);
 /* Bytes of each class this rank used so far at most (persistent + highest work). */
 lev_slabs lev_rank_slabs(const lev_rank *rank);
 
+/* The rank enters a phase: for the ledger, the trace, the profile and NVTX. `name`: static text. */
+void lev_rank_phase(lev_rank *rank, const char *name, int64_t index);
+
 /* Opens a work scope on the device arena for the compute stream plus a module's own regions, and binds nothing. */
 LEV_MUST_CHECK lev_status lev_rank_push(lev_rank *rank);
 LEV_MUST_CHECK lev_status lev_rank_pop(lev_rank *rank);
@@ -187,7 +192,8 @@ typedef struct lev_step_result {
   int64_t chunks;       /* most chunks K of any layer */
 } lev_step_result;
 
-/* One optimizer step (1-based number) on sequences [first_sample, first_sample + global_batch). */
+/* One optimizer step (1-based number) on sequences [first_sample, first_sample + global_batch). With optimizer.name =
+ * "none" it ends with the gradients. */
 LEV_MUST_CHECK lev_status lev_train_step(lev_rank *rank, lev_loader *loader, int64_t step, int64_t first_sample,
                                          double lr, lev_step_result *out);
 /* Forward and backward of the whole batch only: gradients end in lev_weights_grads. Parts of lev_train_step. */

@@ -14,6 +14,7 @@
 
 #define DETAIL_BYTES 1024
 #define TRACE_EVENTS_PER_STEP 65536
+#define PROFILE_SPANS ((int64_t)1 << 18) /* of all ranks */
 
 typedef struct run run;
 
@@ -24,6 +25,7 @@ typedef struct rank_run {
   lev_device *device;
   lev_trace *trace;
   lev_comm *world;
+  lev_profile *profile;
   lev_rank *rank;
   lev_loader *train, *valid;
   lev_checkpoint checkpoint;
@@ -96,14 +98,21 @@ static lev_status open_rank(rank_run *rr) {
   lev_device_config dc = {.backend = lev_run_backend(c),
                           .index = gpus > 0 ? rr->index % gpus : 0,
                           .immediate = c->run.compute_immediate,
-                          .jitter_seed = (uint64_t)c->debug.jitter_seed};
+                          .jitter_seed = (uint64_t)c->debug.jitter_seed,
+                          .pin_beyond_free = !c->run.check_host_memory};
   int bound;
   LEV_TRY(lev_topo_bind_thread(r->topo, lev_topo_rank_node(r->topo, rr->index, r->ranks), &bound));
   if (c->run.trace_steps > 0) LEV_TRY(lev_trace_create(TRACE_EVENTS_PER_STEP * (c->run.trace_steps + 1), &rr->trace));
   dc.trace = rr->trace;
   LEV_TRY(lev_ledger_create(rr->trace, &r->measured[rr->index]));
   LEV_TRY(open_loaders(rr));
-  return lev_device_open(&dc, &rr->device);
+  LEV_TRY(lev_device_open(&dc, &rr->device));
+  return c->run.profile ? lev_profile_create(rr->device, PROFILE_SPANS / r->ranks, &rr->profile) : LEV_OK;
+}
+
+/* Without an optimizer there is nothing to go on from. */
+static bool checkpoints(const lev_config *c) {
+  return c->checkpoint.enable && c->optimizer.name != LEV_OPTIMIZER_NONE;
 }
 
 /* First values, or the newest checkpoint. */
@@ -118,7 +127,7 @@ static lev_status restore(rank_run *rr, int64_t *step) {
   rr->checkpoint = (lev_checkpoint){
       .folder = rr->folder, .world = rr->world, .digest = rr->digest, .keep = c->checkpoint.keep_latest_k};
   LEV_TRY(lev_rank_init_weights(rr->rank));
-  if (!c->checkpoint.enable) return LEV_OK;
+  if (!checkpoints(c)) return LEV_OK;
   if (!c->checkpoint.resume) return lev_checkpoint_set_aside(&rr->checkpoint);
   LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
   lev_status st = lev_checkpoint_load(&rr->checkpoint, step, pieces, n);
@@ -229,6 +238,21 @@ static lev_status write_trace(rank_run *rr) {
   return st;
 }
 
+/* One step with the profile on; the ranks report in turn. */
+static lev_status profiled_step(rank_run *rr, int64_t step) {
+  const lev_run_observer *o = rr->shared->observer;
+  LEV_TRY(lev_profile_start(rr->profile, rr->rank->compute));
+  LEV_TRY(one_step(rr, step));
+  lev_profile_stop(rr->profile);
+  LEV_TRY(lev_profile_read(rr->profile));
+  lev_status st = LEV_OK;
+  for (int r = 0; r < rr->shared->ranks; ++r) {
+    if (r == rr->index && o->profiled) st = o->profiled(o->ctx, r, step, rr->profile);
+    LEV_TRY(lev_comm_agree(rr->world, st));
+  }
+  return LEV_OK;
+}
+
 static lev_status steps(rank_run *rr) {
   const lev_config *c = rr->shared->config;
   int64_t done, first;
@@ -240,12 +264,13 @@ static lev_status steps(rank_run *rr) {
   LEV_TRY(make_up_validation(rr, done, &stop));
   for (int64_t step = first; step <= c->train.steps && !stop; ++step) {
     lev_trace_enable(rr->trace, step < first + c->run.trace_steps);
-    LEV_TRY(one_step(rr, step));
+    bool profiled = rr->profile && step == lev_min_i64(first + 1, c->train.steps);
+    LEV_TRY(profiled ? profiled_step(rr, step) : one_step(rr, step));
     LEV_TRY(asked_to_stop(rr, &stop));
     bool last = step == c->train.steps;
     if (validation_due(rr, step) && !stop) LEV_TRY(validate(rr, step, &stop));
     bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
-    if (c->checkpoint.enable && (periodic || last || stop)) LEV_TRY(save(rr, step));
+    if (checkpoints(c) && (periodic || last || stop)) LEV_TRY(save(rr, step));
   }
   return first <= c->train.steps ? write_trace(rr) : LEV_OK; /* no step: the earlier run's trace stays */
 }

@@ -22,7 +22,7 @@ static lev_status embed(lev_rank *rank, void *out) {
   int unit = lev_unit_embed(rank->params);
   lev_blocks blocks;
   const void *w;
-  lev_ledger_phase(rank->ledger, "forward.embedding", -1);
+  lev_rank_phase(rank, "forward.embedding", -1);
   LEV_TRY(lev_weights_get(rank->weights, unit, rank->compute, &w));
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(lev_rank_take(rank, embed_walk_step, rank->embed, &blocks));
@@ -38,7 +38,7 @@ static lev_status embed(lev_rank *rank, void *out) {
 static lev_status embed_gradient(lev_rank *rank, bool first, void *dw) {
   int unit = lev_unit_embed(rank->params);
   lev_blocks blocks;
-  lev_ledger_phase(rank->ledger, "backward.embedding", -1);
+  lev_rank_phase(rank, "backward.embedding", -1);
   if (!rank->params->model.tied) LEV_TRY(lev_grads_begin(rank->weights, unit, rank->compute, first, &dw));
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(lev_rank_take(rank, embed_walk_step, rank->embed, &blocks));
@@ -70,7 +70,7 @@ static lev_status loss_and_gradient(lev_rank *rank, double grad_scale, bool firs
   lev_blocks blocks;
   const void *w, *norm_w;
   void *h, *dh, *dnorm;
-  lev_ledger_phase(rank->ledger, "loss", -1);
+  lev_rank_phase(rank, "loss", -1);
   LEV_TRY(lev_weights_get(rank->weights, head_unit, rank->compute, &w));
   LEV_TRY(lev_grads_begin(rank->weights, head_unit, rank->compute, first, head_grad));
   LEV_TRY(lev_grads_begin(rank->weights, norm_unit, rank->compute, first, &dnorm));
@@ -113,7 +113,7 @@ static lev_status loss_only(lev_rank *rank) {
   lev_blocks blocks;
   const void *w;
   void *h;
-  lev_ledger_phase(rank->ledger, "evaluation.loss", -1);
+  lev_rank_phase(rank, "evaluation.loss", -1);
   LEV_TRY(lev_weights_get(rank->weights, head_unit, rank->compute, &w));
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(final_norm(rank, &h));
@@ -224,7 +224,7 @@ lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_
   }
   rank->counting = LEV_COUNT_OFF;
   LEV_TRY(lev_grads_join(rank->weights, rank->compute));
-  lev_ledger_phase(rank->ledger, "grad_norm", -1);
+  lev_rank_phase(rank, "grad_norm", -1);
   LEV_TRY(oadamw_norm_launch(rank->compute, rank->grad_dtype, lev_weights_grads(rank->weights),
                              rank->params->shard_elements, rank->norm_scratch, rank->sums + LEV_SUM_NORM));
   LEV_TRY(collect_sums(rank));
@@ -242,7 +242,7 @@ static lev_status update(lev_rank *rank, int64_t step, double lr, double grad_sc
   void *params = lev_weights_shard(rank->weights);
   const void *grads = lev_weights_grads(rank->weights);
   lev_blocks blocks;
-  lev_ledger_phase(rank->ledger, "optimizer.adamw", step);
+  lev_rank_phase(rank, "optimizer.adamw", step);
   LEV_TRY(lev_rank_push(rank));
   LEV_TRY(lev_rank_take(rank, oadamw_walk_step, rank->adamw, &blocks));
   LEV_TRY(oadamw_plan_bind(rank->adamw, OADAMW_STEP, &blocks));
@@ -250,7 +250,7 @@ static lev_status update(lev_rank *rank, int64_t step, double lr, double grad_sc
   LEV_TRY(oadamw_step(rank->adamw, &adamw, rank->compute));
   LEV_TRY(lev_rank_pop(rank));
   if (rank->muon) {
-    lev_ledger_phase(rank->ledger, "optimizer.muon", step);
+    lev_rank_phase(rank, "optimizer.muon", step);
     LEV_TRY(lev_rank_push(rank));
     LEV_TRY(lev_rank_take(rank, muon_walk_step, rank->muon, &blocks));
     LEV_TRY(muon_plan_bind(rank->muon, MUON_STEP, &blocks));
@@ -279,6 +279,7 @@ lev_status lev_train_step(lev_rank *rank, lev_loader *loader, int64_t step, int6
                           lev_step_result *out) {
   LEV_TRY(lev_step_gradients(rank, loader, first_sample, out));
   if (out->skipped) return LEV_OK; /* the sums are the same on every rank, so all skip together */
+  if (rank->config->optimizer.name == LEV_OPTIMIZER_NONE) return LEV_OK;
   double clip = is_dry(rank) ? 1 : oadamw_clip_scale(out->grad_norm * out->grad_norm, rank->config->train.max_norm);
   LEV_TRY(update(rank, step, lr, clip));
   LEV_TRY(update_route_bias(rank));

@@ -57,6 +57,8 @@ lr = 1e-2
 warmup_steps = 2
 [parallel]
 ranks = 2
+[run]
+device = "cpu"
 [memory]
 sco_keep_attention = true
 [checkpoint]
@@ -98,6 +100,21 @@ assert all(k in r for r in steps for k in ('grad_norm', 'tokens_per_second', 'st
 assert [r['step'] for r in vals] == [5, 10, 12] and not any('loss' in r for r in vals)
 assert steps[-1]['loss'] < steps[0]['loss']
 PY
+check "loss and gradients only, with a timeline of a step" sh -c "'$levee' train '$work/tiny.toml' --run.folder='$work/p' \
+  --optimizer.name=none --train.steps=3 --lr_scheduler.warmup_steps=1 --run.peak_tflops=1 --profile > '$work/p.out' &&
+  grep -q 'while computing' '$work/p.out' && grep -q ' mfu 0' '$work/p.out' && test ! -e '$work/p/checkpoints' && python3 - '$work' <<'PY'
+import json, sys
+rows = [json.loads(l) for l in open(sys.argv[1] + '/p/metrics.jsonl')]
+steps = [r for r in rows if 'loss' in r]
+assert len(steps) == 3 and all(0 < r['mfu'] < 1 for r in steps), steps
+tags = json.load(open(sys.argv[1] + '/p/memory.json'))['per_rank'][0]
+assert not any(t.startswith(('oadamw.', 'muon.')) for c in ('device', 'pinned', 'host') for t in tags[c]['tags'])
+for rank in range(2):
+    p = json.load(open(sys.argv[1] + '/p/profile.rank%d.json' % rank))
+    assert 0 <= p['levee']['overlap'] <= 1 and p['levee']['host_bytes'] > 0 and p['levee']['dropped'] == 0
+    phases = [e['name'] for e in p['traceEvents'] if e['ph'] == 'X' and e['tid'] == 0]
+    assert {'forward.attention 1', 'loss', 'backward.experts 0', 'grad_norm'} <= set(phases), phases
+PY"
 check "memory.json: planned = measured, and the plan says the same" sh -c "'$levee' plan '$work/tiny.toml' --json --all-ranks > '$work/plan.json' && python3 - '$work' <<'PY'
 import json, sys
 run = json.load(open(sys.argv[1] + '/a/memory.json'))

@@ -27,7 +27,8 @@ void rig_config(lev_config *config) {
                                "[memory]\nllep_chunk_rows = 40\nllep_min_rows = 2\nllep_gate = 1.1\n"
                                "rdtp_tile_rows = 7\nrdtp_tile_cols = 9\nsco_keep_attention = true\n"
                                "oadamw_bucket = 257\nattention_block_q = 8\nattention_block_k = 8\n"
-                               "embed_tile_tokens = 5\n",
+                               "embed_tile_tokens = 5\n"
+                               "[run]\ndevice = 'cpu'\n",
                                "rig"));
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The composed step: the same loss and gradients on every layout and schedule, and right by central differences. */
 #include <math.h>
+#include <string.h>
 
 #include "tests/num.h"
 #include "tests/t.h"
@@ -135,6 +136,30 @@ T_TEST(step_updates_agree_across_layouts_and_placements) {
                      one.name[t]);
     rig_free(&one);
     rig_free(&four);
+  }
+}
+
+/* Loss and gradients alone: those of a run with an optimizer, in a plan that holds nothing for one. */
+T_TEST(step_without_optimizer) {
+  for (int ranks = 1; ranks <= 4; ranks += 3) {
+    lev_config c;
+    rig_result with, without;
+    rig_config(&c);
+    layout(&c, ranks, ranks, ranks, ranks);
+    rig_run(&(rig_options){.config = &c}, &with);
+    c.optimizer.name = LEV_OPTIMIZER_NONE;
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 1, .evaluate = true}, &without);
+    T_EXPECT(without.plan_exact && with.step.loss == without.step.loss && with.step.grad_norm == without.step.grad_norm);
+    for (int t = 0; t < RIG_TENSORS; ++t)
+      for (int64_t e = 0; e < with.elements[t]; ++e)
+        if (!T_EXPECT(with.gradient[t][e] == without.gradient[t][e] && with.weight[t][e] == without.weight[t][e]))
+          return;
+    for (int r = 0; r < ranks; ++r) {
+      T_EXPECT(strstr(with.peaks[r], "oadamw.") != NULL);
+      T_EXPECT(strstr(without.peaks[r], "oadamw.") == NULL && strstr(without.peaks[r], "muon.") == NULL);
+    }
+    rig_free(&with);
+    rig_free(&without);
   }
 }
 
