@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sco/sco_rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "common/rng.h"
+#include "tests/backend.h"
 
 typedef struct item_args {
   rig *r;
@@ -12,6 +14,14 @@ typedef struct item_args {
   size_t bytes;
   int delay_us, mb, layer, kind;
 } item_args;
+
+/* On a GPU items are written and read by copies on the compute stream, from and to pinned memory that stays until the
+ * stream has come to its end. */
+struct rig_staged {
+  struct rig_staged *next;
+  item_args item; /* at = the pinned copy */
+  bool check;
+};
 
 static void nap(int us) {
   if (us > 0) nanosleep(&(struct timespec){.tv_nsec = us * 1000L}, NULL);
@@ -58,6 +68,29 @@ static const lev_kernel write_kernel = {.name = "test.write", .cpu = write_item}
 static const lev_kernel check_kernel = {.name = "test.check", .cpu = check_item};
 static const lev_kernel sleep_kernel = {.name = "test.sleep", .cpu = sleep_only};
 
+static lev_status stage(rig *r, item_args item, bool check) {
+  struct rig_staged *s = malloc(sizeof *s), **end = &r->staged;
+  void *device = item.at;
+  item.at = t_alloc(item.bytes), item.delay_us = 0;
+  *s = (struct rig_staged){NULL, item, check};
+  while (*end) end = &(*end)->next;
+  *end = s;
+  if (check) return lev_copy(r->compute, item.at, device, item.bytes, "test.check");
+  write_item(&item);
+  return lev_copy(r->compute, device, item.at, item.bytes, "test.write");
+}
+
+/* After a wait for the compute stream: what came back is checked. */
+static void end_staged(rig *r) {
+  while (r->staged) {
+    struct rig_staged *s = r->staged;
+    if (s->check) check_item(&s->item);
+    r->staged = s->next;
+    t_free(s->item.at);
+    free(s);
+  }
+}
+
 bool rig_open(rig *r, lev_backend backend, const sco_config *config, uint64_t jitter) {
   r->config = *config;
   bool ok = T_EXPECT_OK(lev_trace_create(4096, &r->trace)) && T_EXPECT_OK(lev_ledger_create(r->trace, &r->ledger));
@@ -70,10 +103,12 @@ bool rig_open(rig *r, lev_backend backend, const sco_config *config, uint64_t ji
   sco_plan_bytes(r->plan, SCO_PERSISTENT, bytes);
   for (int c = 0; c < LEV_MEM_CLASSES && ok; ++c) {
     ok = T_EXPECT_OK(lev_device_alloc(r->device, (lev_mem)c, bytes[c], &r->slab[c]));
-    if (ok && backend == LEV_BACKEND_CPU) memset(r->slab[c], 0xFF, bytes[c]);
     ok = ok && T_EXPECT_OK(lev_arena_create(r->device, r->ledger, (lev_mem)c, r->slab[c], bytes[c], &r->arena[c]));
+    if (ok && backend == LEV_BACKEND_CPU) memset(r->slab[c], 0xFF, bytes[c]);
+    if (ok && backend == LEV_BACKEND_CUDA) ok = T_EXPECT_OK(lev_fill(r->compute, r->slab[c], 0xFF, bytes[c], "poison"));
   }
   lev_blocks blocks;
+  ok = ok && T_EXPECT_OK(lev_stream_sync(r->compute));
   return ok && T_EXPECT_OK(lev_blocks_take(r->arena, false, sco_walk, r->plan, &blocks)) &&
          T_EXPECT_OK(sco_plan_bind(r->plan, SCO_PERSISTENT, &blocks));
 }
@@ -81,6 +116,7 @@ bool rig_open(rig *r, lev_backend backend, const sco_config *config, uint64_t ji
 void rig_close(rig *r) {
   sco_plan_destroy(r->plan);
   if (r->compute) lev_stream_destroy(r->compute); /* waits: kernels write into the rig */
+  end_staged(r);
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) lev_arena_destroy(r->arena[c]);
   for (int c = 0; c < LEV_MEM_CLASSES; ++c)
     if (r->slab[c]) lev_device_free(r->device, r->slab[c]);
@@ -98,7 +134,8 @@ size_t rig_item_bytes(const rig *r, int mb, int layer, int kind) {
 
 lev_status rig_delay(rig *r, lev_stream *stream, int us) {
   item_args a = {.r = r, .delay_us = us};
-  return us > 0 ? LEV_LAUNCH(stream, &sleep_kernel, a) : LEV_OK;
+  bool cuda = lev_device_backend(r->device) == LEV_BACKEND_CUDA;
+  return us > 0 && !cuda ? LEV_LAUNCH(stream, &sleep_kernel, a) : LEV_OK;
 }
 
 static lev_status item_op(rig *r, const lev_kernel *kernel, void *at, int mb, int layer, int kind) {
@@ -109,6 +146,7 @@ static lev_status item_op(rig *r, const lev_kernel *kernel, void *at, int mb, in
                  .mb = mb,
                  .layer = layer,
                  .kind = kind};
+  if (lev_device_backend(r->device) == LEV_BACKEND_CUDA) return stage(r, a, kernel == &check_kernel);
   return LEV_LAUNCH(r->compute, kernel, a);
 }
 
@@ -156,7 +194,9 @@ lev_status rig_sync(rig *r) {
   sco_streams(r->plan, &out, &in);
   LEV_TRY(lev_stream_sync(out));
   LEV_TRY(lev_stream_sync(in));
-  return lev_stream_sync(r->compute);
+  LEV_TRY(lev_stream_sync(r->compute));
+  end_staged(r);
+  return LEV_OK;
 }
 
 lev_status rig_run(rig *r, int n, bool prefetch) {

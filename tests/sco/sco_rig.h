@@ -35,6 +35,7 @@ typedef struct rig {
   int64_t wrong;   /* bytes that came back different; written by the compute stream */
   bool full;       /* every item has item_bytes bytes */
   uint64_t digest; /* of all bytes that came back */
+  struct rig_staged *staged;
 } rig;
 
 /* Makes device, plan, arenas of exactly the planned size (poisoned), and binds. False (and a recorded failure) if
@@ -52,7 +53,7 @@ lev_status rig_backward(rig *r, int mb, int layers, int from, bool prefetch);
 /* `n` micro-batches, then waits for everything. */
 lev_status rig_run(rig *r, int n, bool prefetch);
 lev_status rig_sync(rig *r);
-/* Puts a pause of `us` microseconds on a stream. */
+/* Puts a pause of `us` microseconds on a stream of the cpu backend. */
 lev_status rig_delay(rig *r, lev_stream *stream, int us);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/hostmem.h"
+#include "tests/backend.h"
 #include "tests/sco/sco_rig.h"
 
 static sco_config config_of(int layers, size_t boundary, size_t attention) {
@@ -74,7 +75,7 @@ T_TEST(sco_restores_every_byte) {
       rig r = {0};
       int hosted[SCO_KINDS];
       expected_hosted(&c, hosted);
-      if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
+      if (rig_open(&r, t_backend(), &c, 0)) {
         for (int k = 0; k < SCO_KINDS; ++k) T_EXPECT_EQ_I64(sco_hosted(r.plan, (sco_kind)k), hosted[k]);
         T_EXPECT_OK(rig_run(&r, 3, prefetch == 1));
         T_EXPECT_MSG(r.wrong == 0, "case %d: %lld bytes came back different", i, (long long)r.wrong);
@@ -94,7 +95,7 @@ T_TEST(sco_bounded_equals_plain) {
     c.host_budget = plain ? 0 : 5000;
     c.schedule = plain ? SCO_PLAIN : SCO_BOUNDED;
     rig r = {0};
-    if (rig_open(&r, LEV_BACKEND_CPU, &c, 3)) T_EXPECT_OK(rig_run(&r, 2, true));
+    if (rig_open(&r, t_backend(), &c, 3)) T_EXPECT_OK(rig_run(&r, 2, true));
     digest[plain] = r.digest;
     rig_close(&r);
   }
@@ -106,7 +107,7 @@ T_TEST(sco_under_jitter) {
     sco_config c = config_of(7, 600, 500);
     c.host_budget = seed % 3 == 0 ? 4 * 768 : SIZE_MAX;
     rig r = {0};
-    if (rig_open(&r, LEV_BACKEND_CPU, &c, seed)) T_EXPECT_OK(rig_run(&r, 2, seed % 2 == 0));
+    if (rig_open(&r, t_backend(), &c, seed)) T_EXPECT_OK(rig_run(&r, 2, seed % 2 == 0));
     T_EXPECT_MSG(r.wrong == 0, "jitter seed %d: %lld wrong bytes", (int)seed, (long long)r.wrong);
     rig_close(&r);
   }
@@ -126,7 +127,7 @@ T_TEST(sco_planned_bytes_are_ledger_bytes) {
     rig r = {0};
     int hosted[SCO_KINDS];
     expected_hosted(&c, hosted);
-    if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
+    if (rig_open(&r, t_backend(), &c, 0)) {
       size_t want[LEV_MEM_CLASSES] = {0}, got[LEV_MEM_CLASSES], listed[LEV_MEM_CLASSES] = {0};
       for (int k = 0; k < SCO_KINDS; ++k) {
         size_t stride = (c.item_bytes[k] + 255) / 256 * 256;
@@ -223,7 +224,7 @@ T_TEST(sco_dry_run_lists_the_same_events) {
 T_TEST(sco_copy_order) {
   sco_config c = config_of(6, 900, 0);
   rig r = {0};
-  if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
+  if (rig_open(&r, t_backend(), &c, 0)) {
     T_EXPECT_OK(rig_forward(&r, 0, 6));
     void *at;
     T_EXPECT_OK(sco_read(r.plan, 5, SCO_BOUNDARY, r.compute, &at));
@@ -235,12 +236,12 @@ T_TEST(sco_copy_order) {
     T_EXPECT_EQ_I64(sco_count(r.plan).items_in, 1);
     T_EXPECT_OK(rig_backward(&r, 0, 5, 0, true));
     T_EXPECT_EQ_I64(sco_count(r.plan).items_in, 4);
-    T_EXPECT_OK(lev_stream_sync(r.compute));
+    T_EXPECT_OK(rig_sync(&r));
     T_EXPECT_EQ_I64(r.wrong, 0);
     int order = 0;
     for (int64_t e = 0; e < lev_trace_count(r.trace); ++e) {
       const lev_trace_event *x = lev_trace_at(r.trace, e);
-      if (x->kind != LEV_EV_COPY) continue;
+      if (x->kind != LEV_EV_COPY || strncmp(lev_trace_name(r.trace, x->name), "sco.", 4) != 0) continue;
       int layer = order < 4 ? order : 7 - order;
       T_EXPECT(strcmp(lev_trace_name(r.trace, x->name), order < 4 ? "sco.boundary.out" : "sco.boundary.in") == 0);
       T_EXPECT_EQ_I64(x->bytes, rig_item_bytes(&r, 0, layer, SCO_BOUNDARY));
@@ -254,7 +255,7 @@ T_TEST(sco_copy_order) {
 T_TEST(sco_steps_allocate_nothing) {
   sco_config c = config_of(5, 700, 300);
   rig r = {0};
-  if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
+  if (rig_open(&r, t_backend(), &c, 0)) {
     lev_heap_stats before, after;
     T_EXPECT_OK(rig_run(&r, 2, true));
     lev_heap_read(LEV_HEAP_PLAN, &before);
@@ -296,7 +297,7 @@ T_TEST(sco_rejects_bad_configs) {
 T_TEST(sco_misuse_is_refused) {
   sco_config c = config_of(6, 400, 0);
   rig r = {0};
-  if (rig_open(&r, LEV_BACKEND_CPU, &c, 0)) {
+  if (rig_open(&r, t_backend(), &c, 0)) {
     sco_plan *p = r.plan;
     lev_stream *s = r.compute, *other = NULL;
     void *at;
@@ -335,7 +336,7 @@ T_TEST(sco_misuse_is_refused) {
         sco_write_begin(p, 5, SCO_BOUNDARY, s, &at)); /* last layer before layer 3: nothing on the host to evict */
     T_EXPECT_OK(sco_write_end(p, 5, SCO_BOUNDARY, 8, s));
     T_EXPECT_STATUS(sco_write_begin(p, 3, SCO_BOUNDARY, s, &at), LEV_ERR_MISUSE);
-    T_EXPECT_OK(lev_stream_sync(s));
+    T_EXPECT_OK(rig_sync(&r));
     T_EXPECT_EQ_I64(r.wrong, 0);
   }
   rig_close(&r);
