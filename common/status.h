@@ -30,7 +30,8 @@ extern "C" {
   X(ERR_DEVICE, "device error", 13)                                                                \
   X(ERR_UNSUPPORTED, "not supported", 14)                                                          \
   X(ERR_NUMERIC, "non-finite value", 15)                                                           \
-  X(ERR_INTERNAL, "internal error", 16)
+  X(ERR_INTERNAL, "internal error", 16)                                                            \
+  X(ERR_WRONG, "wrong result", 17)
 
 typedef enum lev_status {
 #define LEV_STATUS_ENUM(name, text, exit_code) LEV_##name,

@@ -88,7 +88,7 @@ static lev_status run_case(bench *b, const bench_case *of, bench_totals *totals)
     return LEV_OK;
   }
   ++totals->refused;
-  bench_report_not(b, st == LEV_ERR_NUMERIC ? "REFUSED, wrong" : lev_status_text(st), lev_detail());
+  bench_report_not(b, st == LEV_ERR_WRONG ? "REFUSED, wrong" : lev_status_text(st), lev_detail());
   return waited != LEV_OK || st == LEV_ERR_IO ? st : LEV_OK;
 }
 
@@ -125,7 +125,7 @@ lev_status bench_run(const bench_options *o, bench_totals *totals) {
   lev_device_close(b.device);
   LEV_TRY(st);
   if (totals->refused > 0)
-    return lev_fail(LEV_ERR_NUMERIC, "%d of %d cases were wrong or failed", totals->refused,
+    return lev_fail(LEV_ERR_WRONG, "%d of %d cases were wrong or failed", totals->refused,
                     totals->refused + totals->measured);
   if (totals->measured == 0)
     return lev_fail(LEV_ERR_MISUSE, "no case was measured on %s (%d skipped)", lev_backend_name(o->backend),

@@ -68,6 +68,9 @@ int64_t bench_size(const bench *b, int64_t full, int64_t small);
 /* A slab in device memory (or `cls`), until the case ends. */
 LEV_MUST_CHECK lev_status bench_alloc(bench *b, size_t bytes, void **out);
 LEV_MUST_CHECK lev_status bench_alloc_in(bench *b, lev_mem cls, size_t bytes, void **out);
+/* Zeroed host memory, until the case ends. */
+LEV_MUST_CHECK lev_status bench_host(bench *b, size_t bytes, void **out);
+LEV_MUST_CHECK lev_status bench_doubles(bench *b, int64_t n, double **out);
 /* Enqueues bell-shaped values of mean 0 and standard deviation `scale` (at most 3.5 of them away) of type f64, f32 or
  * bf16; each call of a case gives others, each run the same. */
 LEV_MUST_CHECK lev_status bench_random(bench *b, lev_dtype dtype, void *to, int64_t count, double scale);
@@ -80,10 +83,10 @@ LEV_MUST_CHECK lev_status bench_read(bench *b, lev_dtype dtype, const void *from
 LEV_MUST_CHECK lev_status bench_read_strided(bench *b, lev_dtype dtype, const void *from, int64_t first, int64_t stride,
                                              int64_t count, double *out);
 
-/* ||got - want|| <= limit * ||want||, no NaN; where want is all zero, got must be. Errors: LEV_ERR_NUMERIC. */
+/* ||got - want|| <= limit * ||want||, no NaN; where want is all zero, got must be. Errors: LEV_ERR_WRONG. */
 LEV_MUST_CHECK lev_status bench_close(bench *b, const char *what, const double *got, const double *want, int64_t n,
                                       double limit);
-/* A comparison of the case's own. Errors: LEV_ERR_NUMERIC with the text where `ok` is false. */
+/* A comparison of the case's own. Errors: LEV_ERR_WRONG with the text where `ok` is false. */
 LEV_MUST_CHECK lev_status bench_check(bench *b, bool ok, const char *format, ...) LEV_PRINTF(3, 4);
 
 /* Warms up and times the work: the median of 20 repetitions or as many as fit the time (at least 3), between timed
@@ -151,7 +154,7 @@ typedef struct bench_totals {
 } bench_totals;
 
 /* Runs the selected cases one after another. A case that is wrong or fails is named in `out` and the next one runs.
- * Errors: LEV_ERR_ARG (an unknown name; says the known ones), LEV_ERR_NUMERIC (a case was refused), LEV_ERR_MISUSE
+ * Errors: LEV_ERR_ARG (an unknown name; says the known ones), LEV_ERR_WRONG (a case was refused), LEV_ERR_MISUSE
  * (none was measured), LEV_ERR_IO, those of opening the device. */
 LEV_MUST_CHECK lev_status bench_run(const bench_options *options, bench_totals *totals);
 

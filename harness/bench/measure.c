@@ -36,6 +36,17 @@ lev_status bench_alloc(bench *b, size_t bytes, void **out) {
   return bench_alloc_in(b, LEV_MEM_DEVICE, bytes, out);
 }
 
+lev_status bench_host(bench *b, size_t bytes, void **out) {
+  return bench_alloc_in(b, LEV_MEM_HOST, bytes, out);
+}
+
+lev_status bench_doubles(bench *b, int64_t n, double **out) {
+  void *memory = NULL;
+  lev_status st = bench_host(b, (size_t)n * sizeof(double), &memory);
+  *out = memory;
+  return st;
+}
+
 void bench_release(bench *b) {
   while (b->n_slabs > 0) lev_device_free(b->device, b->slabs[--b->n_slabs]);
 }
@@ -96,7 +107,7 @@ lev_status bench_close(bench *b, const char *what, const double *got, const doub
   }
   ++b->checks;
   if (n > 0 && sqrt(error) <= limit * sqrt(norm)) return LEV_OK; /* false for NaN */
-  return lev_fail(LEV_ERR_NUMERIC, "%s: %lld values are %.2e from the reference, at most %.2e was expected", what,
+  return lev_fail(LEV_ERR_WRONG, "%s: %lld values are %.2e from the reference, at most %.2e was expected", what,
                   (long long)n, norm > 0 ? sqrt(error / norm) : sqrt(error), limit);
 }
 
@@ -108,7 +119,7 @@ lev_status bench_check(bench *b, bool ok, const char *format, ...) {
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  return lev_fail(LEV_ERR_NUMERIC, "%s", text);
+  return lev_fail(LEV_ERR_WRONG, "%s", text);
 }
 
 /* ---- timing ---- */

@@ -12,7 +12,7 @@ static const char help[] =
     "\n"
     "Compares each case with a reference, then times it: median of 20 repetitions, or as many as fit the time (3 at\n"
     "least), and its share of the copy and matrix rates measured in the same run. A wrong case is refused (exit code\n"
-    "15). Without names all cases run; a name may also be the beginning of case names up to a '.'.\n"
+    "17). Without names all cases run; a name may also be the beginning of case names up to a '.'.\n"
     "\n"
     "  --backend cpu|cuda  default: cuda where there is a GPU\n"
     "  --json              a JSON record per line instead of the table\n"

@@ -98,7 +98,7 @@ static void end(run *r) {
 
 T_TEST(bench_wrong_cases_are_refused) {
   run r = run_words((const char *[]){"bad"}, 1, false);
-  T_EXPECT_STATUS(r.status, LEV_ERR_NUMERIC);
+  T_EXPECT_STATUS(r.status, LEV_ERR_WRONG);
   T_EXPECT_EQ_I64(r.totals.refused, 4);
   T_EXPECT_EQ_I64(r.totals.measured, 1); /* the set goes on after a refusal */
   T_EXPECT(strstr(r.text, "bad.wrong") && strstr(r.text, "REFUSED"));
