@@ -28,7 +28,9 @@
 
 #include "common/device.h"
 #include "common/dtype.h"
+#include "common/ledger.h"
 #include "common/status.h"
+#include "common/walker.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,6 +73,8 @@ LEV_MUST_CHECK lev_status bench_alloc_in(bench *b, lev_mem cls, size_t bytes, vo
 /* Zeroed host memory, until the case ends. */
 LEV_MUST_CHECK lev_status bench_host(bench *b, size_t bytes, void **out);
 LEV_MUST_CHECK lev_status bench_doubles(bench *b, int64_t n, double **out);
+/* A slab per memory class of a module's phase, for <m>_plan_bind. */
+LEV_MUST_CHECK lev_status bench_blocks(bench *b, const size_t bytes[LEV_MEM_CLASSES], lev_blocks *out);
 /* Enqueues bell-shaped values of mean 0 and standard deviation `scale` (at most 3.5 of them away) of type f64, f32 or
  * bf16; each call of a case gives others, each run the same. */
 LEV_MUST_CHECK lev_status bench_random(bench *b, lev_dtype dtype, void *to, int64_t count, double scale);

@@ -47,6 +47,16 @@ lev_status bench_doubles(bench *b, int64_t n, double **out) {
   return st;
 }
 
+lev_status bench_blocks(bench *b, const size_t bytes[LEV_MEM_CLASSES], lev_blocks *out) {
+  *out = (lev_blocks){0};
+  for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
+    if (bytes[c] == 0) continue;
+    LEV_TRY(bench_alloc_in(b, (lev_mem)c, bytes[c], &out->base[c]));
+    out->bytes[c] = bytes[c];
+  }
+  return LEV_OK;
+}
+
 void bench_release(bench *b) {
   while (b->n_slabs > 0) lev_device_free(b->device, b->slabs[--b->n_slabs]);
 }
