@@ -43,31 +43,36 @@ template <class A> __device__ __forceinline__ A direction(A momentum, A g, A mu,
   return nesterov ? fused(mu, momentum, g) : momentum;
 }
 
-template <class T, int n>
+/* n elements from i on, in accesses of `width` elements. */
+template <class T, int n, int width>
 __device__ __forceinline__ void momentum_at(const muon_momentum_args &a, int64_t i, double &sum) {
   using A = lev_arith<T>;
   const A scale = (A)a.grad_scale, mu = (A)a.mu;
-  lev_vec<T, n> x = lev_read<T, n>((const T *)a.grad + i);
-  lev_vec<A, n> m = lev_read<A, n>((A *)a.momentum + i);
 #pragma unroll
-  for (int k = 0; k < n; ++k) {
-    A g = multiply(scale, lev_load(x.at[k]));
-    m.at[k] = fused(mu, m.at[k], g);
-    double u = (double)direction(m.at[k], g, mu, a.nesterov);
-    sum = __fma_rn(u, u, sum);
+  for (int64_t at = i; at < i + n; at += width) {
+    lev_vec<T, width> x = lev_read<T, width>((const T *)a.grad + at);
+    lev_vec<A, width> m = lev_read<A, width>((A *)a.momentum + at);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      A g = multiply(scale, lev_load(x.at[k]));
+      m.at[k] = fused(mu, m.at[k], g);
+      double u = (double)direction(m.at[k], g, mu, a.nesterov);
+      sum = __fma_rn(u, u, sum);
+    }
+    lev_write<A, width>((A *)a.momentum + at, m);
   }
-  lev_write<A, n>((A *)a.momentum + i, m);
 }
 
-/* A thread block per block of the norm. */
-template <class T, int n> __global__ void __launch_bounds__(kThreads) momentum_kernel(const muon_momentum_args a) {
+/* A thread block per block of the norm. A thread takes the same elements in the same order whatever the width of its
+ * accesses: the sum must not depend on where a bucket has put the matrix. */
+template <class T, int width> __global__ void __launch_bounds__(kThreads) momentum_kernel(const muon_momentum_args a) {
   __shared__ double memory[kThreads / 32];
   const int64_t begin = (int64_t)blockIdx.x * MUON_NORM_BLOCK;
-  const int size = (int)lev_min_i64(MUON_NORM_BLOCK, a.count - begin), groups = size / n;
+  const int size = (int)lev_min_i64(MUON_NORM_BLOCK, a.count - begin), groups = size / 4;
   double sum = 0;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < groups; i += kThreads) momentum_at<T, n>(a, begin + (int64_t)i * n, sum);
-  for (int i = groups * n + threadIdx.x; i < size; i += kThreads) momentum_at<T, 1>(a, begin + i, sum);
+  for (int i = threadIdx.x; i < groups; i += kThreads) momentum_at<T, 4, width>(a, begin + (int64_t)i * 4, sum);
+  for (int i = groups * 4 + threadIdx.x; i < size; i += kThreads) momentum_at<T, 1, 1>(a, begin + i, sum);
   sum = lev_block_sum<kThreads>(sum, memory);
   if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;
 }

@@ -11,7 +11,7 @@
 
 extern char **environ;
 
-enum { TRIES = 40, LENGTH = OADAMW_TSAN ? 3000 : 30000 };
+enum { TRIES = 200, LENGTH = OADAMW_TSAN ? 3000 : 30000 };
 
 /* Buckets take long enough to update that a copy which does not wait for them comes too early. */
 static const oadamw_segment segments[2] = {{100, LENGTH, 0.1, 1}, {100 + LENGTH, 3 * LENGTH, 0, 0.5}};
