@@ -32,9 +32,9 @@ typedef struct llep_counts {
 
 /* Device regions of the phase that is bound. */
 typedef struct llep_work {
-  unsigned char *send_x, *send_dy, *send_p;
+  unsigned char *send_x, *send_dy, *send_p; /* NULL in a group of one: rows are gathered where they arrive */
   unsigned char *recv_x, *recv_dy, *recv_p; /* [buffers, recv_rows, ..] */
-  unsigned char *back_x, *back_p;           /* rows come home here */
+  unsigned char *back_x, *back_p;           /* rows come home here; NULL in a group of one: read where they are */
   unsigned char *tile_x, *tile_dy, *tile_p, *h, *q;
   unsigned char *foreign, *foreign_grad;
   int32_t *routes, *histogram, *next;

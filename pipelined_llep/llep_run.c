@@ -4,7 +4,10 @@
  *
  *     dispatch   gather, exchange i+1 ...        after combine i-1 left the buffer
  *     compute    experts i                       after exchange i
- *     combine    exchange, sum i-1 ...           after experts i-1 */
+ *     combine    exchange, sum i-1 ...           after experts i-1
+ *
+ * A group of one exchanges nothing: rows are gathered into the received chunk's buffer and summed from there, so the
+ * gather, too, waits for the sums of chunk i-2. */
 #include <string.h>
 
 #include "common/gemm.h"
@@ -60,6 +63,11 @@ static lev_status dispatch(const llep_pass *s, int64_t i) {
   llep_plan *p = s->p;
   const llep_work *k = &p->work;
   int64_t first = s->l->border[i], last = s->l->border[i + 1];
+  bool alone = p->z.rules.ranks == 1;
+  unsigned char *to_x = alone ? received(s, k->recv_x, i, s->row) : k->send_x;
+  unsigned char *to_dy = alone ? received(s, k->recv_dy, i, s->row) : k->send_dy;
+  unsigned char *to_p = alone ? received(s, k->recv_p, i, s->scalar) : k->send_p;
+  if (alone && i >= LLEP_BUFFERS) LEV_TRY(lev_stream_wait(p->dispatch, p->combined[i % LLEP_BUFFERS]));
   llep_number_args number = {p->z.rules, s->l->tokens, p->cfg.top_k, p->z.blocks, first,
                              last,       k->histogram, k->next,      k->routes};
   LEV_TRY(LEV_LAUNCH(p->dispatch, &llep_number_kernel, number));
@@ -72,12 +80,13 @@ static lev_status dispatch(const llep_pass *s, int64_t i) {
                              .last = last,
                              .routes = k->routes,
                              .x = s->x,
-                             .send_x = k->send_x};
+                             .send_x = to_x};
   if (s->backward) {
-    gather.dy = s->dy, gather.send_dy = k->send_dy;
-    gather.probs = s->probs, gather.send_probs = k->send_p;
+    gather.dy = s->dy, gather.send_dy = to_dy;
+    gather.probs = s->probs, gather.send_probs = to_p;
   }
   LEV_TRY(LEV_LAUNCH(p->dispatch, &llep_gather_kernel, gather));
+  if (alone) return lev_event_record(p->dispatched[i % LLEP_BUFFERS], p->dispatch);
   if (i >= LLEP_BUFFERS) LEV_TRY(lev_stream_wait(p->dispatch, p->combined[i % LLEP_BUFFERS]));
   chunk_counts(s, i);
   lev_comm_part parts[3] = {{k->send_x, received(s, k->recv_x, i, s->row), s->row},
@@ -87,15 +96,23 @@ static lev_status dispatch(const llep_pass *s, int64_t i) {
   return lev_event_record(p->dispatched[i % LLEP_BUFFERS], p->dispatch);
 }
 
-static lev_status combine(const llep_pass *s, int64_t i) {
+/* Rows of chunk i come home. */
+static lev_status send_home(const llep_pass *s, int64_t i) {
   llep_plan *p = s->p;
   const llep_work *k = &p->work;
-  LEV_TRY(lev_stream_wait(p->combine, p->computed[i % LLEP_BUFFERS]));
   chunk_counts(s, i);
   lev_comm_part parts[2] = {{received(s, k->recv_x, i, s->row), k->back_x, s->row},
                             {received(s, k->recv_p, i, s->scalar), k->back_p, s->scalar}};
   LEV_TRY(lev_comm_all_to_all(p->back, p->combine, parts, s->backward ? 2 : 1, p->recv_rows, p->send_rows));
-  LEV_TRY(lev_event_record(p->combined[i % LLEP_BUFFERS], p->combine));
+  return lev_event_record(p->combined[i % LLEP_BUFFERS], p->combine);
+}
+
+static lev_status combine(const llep_pass *s, int64_t i) {
+  llep_plan *p = s->p;
+  const llep_work *k = &p->work;
+  bool alone = p->z.rules.ranks == 1;
+  LEV_TRY(lev_stream_wait(p->combine, p->computed[i % LLEP_BUFFERS]));
+  if (!alone) LEV_TRY(send_home(s, i));
   llep_combine_args a = {.dtype = s->type,
                          .tokens = s->l->tokens,
                          .top_k = p->cfg.top_k,
@@ -105,12 +122,13 @@ static lev_status combine(const llep_pass *s, int64_t i) {
                          .last = s->l->border[i + 1],
                          .routes = k->routes,
                          .probs = s->backward ? NULL : s->probs,
-                         .rows = k->back_x,
-                         .row_scalars = k->back_p,
+                         .rows = alone ? received(s, k->recv_x, i, s->row) : k->back_x,
+                         .row_scalars = alone ? received(s, k->recv_p, i, s->scalar) : k->back_p,
                          .out = s->out,
                          .scalars = s->dprobs,
                          .accumulate = s->accumulate};
-  return LEV_LAUNCH(p->combine, &llep_combine_kernel, a);
+  LEV_TRY(LEV_LAUNCH(p->combine, &llep_combine_kernel, a));
+  return alone ? lev_event_record(p->combined[i % LLEP_BUFFERS], p->combine) : LEV_OK;
 }
 
 /* ---- experts ---- */

@@ -112,7 +112,8 @@ static void fill_sizes(int ranks, const llep_config *c, int64_t chunk_rows, llep
   *z = (llep_sizes){.rules = {ranks, c->experts, slots, c->alpha, c->gate, c->min_rows}};
   z->send_rows = plain ? c->max_tokens * c->top_k : lev_min_i64(chunk_rows, c->max_tokens * c->top_k);
   z->recv_rows = chunk_rows;
-  z->buffers = plain ? 1 : LLEP_BUFFERS;
+  /* a cap that holds any routing of all tokens makes one chunk */
+  z->buffers = plain || chunk_rows == worst_rows(ranks, c) ? 1 : LLEP_BUFFERS;
   z->blocks = plain ? 1 : block_count(ranks, c, chunk_rows);
   z->parts = lev_min_i64(LLEP_PARTS, lev_ceil_div(c->max_tokens * c->top_k, LLEP_PART_ROUTES));
   z->tile_rows = lev_min_i64(chunk_rows, c->tile_rows > 0 ? c->tile_rows : plain ? chunk_rows : LLEP_TILE_ROWS);
@@ -153,9 +154,11 @@ static void walk_forward(llep_plan *p, lev_walker *w) {
   lev_dtype t = p->cfg.dtype;
   llep_work *k = &p->work;
   *k = (llep_work){0};
-  k->send_x = take(w, "llep.send", t, z->send_rows, hidden);
   k->recv_x = take(w, "llep.recv", t, z->buffers * z->recv_rows, hidden);
-  k->back_x = z->buffers == 1 ? k->send_x : take(w, "llep.return", t, z->send_rows, hidden);
+  if (z->rules.ranks > 1) {
+    k->send_x = take(w, "llep.send", t, z->send_rows, hidden);
+    k->back_x = z->buffers == 1 ? k->send_x : take(w, "llep.return", t, z->send_rows, hidden);
+  }
   k->tile_x = z->rules.ranks == 1 ? NULL : take(w, "llep.act", t, z->tile_rows, hidden);
   k->h = take(w, "llep.act", t, z->tile_rows, 2 * p->cfg.inter);
   if (z->rules.slots > 0) k->foreign = take(w, "llep.foreign", t, z->rules.slots, z->weights);
@@ -170,15 +173,15 @@ static void walk_backward(llep_plan *p, lev_walker *w) {
   lev_dtype t = p->cfg.dtype, a = lev_dtype_arith(t);
   llep_work *k = &p->work;
   *k = (llep_work){0};
-  k->send_x = take(w, "llep.send", t, z->send_rows, hidden);
-  k->send_dy = take(w, "llep.send", t, z->send_rows, hidden);
-  k->send_p = take(w, "llep.send", a, z->send_rows, 1);
   k->recv_x = take(w, "llep.recv", t, received, hidden);
   k->recv_dy = take(w, "llep.recv", t, received, hidden);
   k->recv_p = take(w, "llep.recv", a, received, 1);
-  k->back_x = z->buffers == 1 ? k->send_x : take(w, "llep.return", t, z->send_rows, hidden);
-  k->back_p = z->buffers == 1 ? k->send_p : take(w, "llep.return", a, z->send_rows, 1);
   if (z->rules.ranks > 1) {
+    k->send_x = take(w, "llep.send", t, z->send_rows, hidden);
+    k->send_dy = take(w, "llep.send", t, z->send_rows, hidden);
+    k->send_p = take(w, "llep.send", a, z->send_rows, 1);
+    k->back_x = z->buffers == 1 ? k->send_x : take(w, "llep.return", t, z->send_rows, hidden);
+    k->back_p = z->buffers == 1 ? k->send_p : take(w, "llep.return", a, z->send_rows, 1);
     k->tile_x = take(w, "llep.act", t, z->tile_rows, hidden);
     k->tile_dy = take(w, "llep.act", t, z->tile_rows, hidden);
     k->tile_p = take(w, "llep.act", a, z->tile_rows, 1);

@@ -5,6 +5,7 @@
 
 #include "common/log.h"
 #include "common/status.h"
+#include "harness/bench/bench.h"
 #include "harness/cli/verbs.h"
 #include "harness/config/config.h"
 
@@ -65,7 +66,7 @@ static int dispatch(int argc, char **argv) {
     return 0;
   }
   if (strcmp(verb, "--version") == 0) {
-    puts("levee " LEV_VERSION);
+    printf("levee %s (%s)\n", LEV_VERSION, bench_revision());
     return 0;
   }
   if (*verb)

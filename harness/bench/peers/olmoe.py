@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMoE-1B-7B, all layers, loss and gradients of one sequence in bf16, no optimizer: `levee train` against the same model
+in PyTorch, one after the other on one GPU.
+
+    python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE] [--section.key=value ...]
+
+What follows goes to `levee train` (caps, schedules). Appends train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to
+results/train.jsonl: ratios are ours over torch's, so speed above 1 and peak below 1 are ours.
+
+PyTorch's side is the usual stack: transformers' OlmoeForCausalLM with grouped_mm experts and cuDNN attention, compiled
+decoder layers under gradient checkpointing, the loss in checkpointed chunks of 8,192 tokens, expandable segments. Its
+peak is that of the allocator (weights and gradients included, the context not); ours is the whole device slab.
+
+MFU counts 6 x 1.28e9 + 3 x 16 x 2 x 2048 x S operations per token over 989e12 per second, for both.
+"""
+
+import os
+
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+import argparse
+import json
+import pathlib
+import random
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import peer
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
+VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
+
+
+def mfu(context, tokens_per_second):
+    return (6 * 1.28e9 + 3 * LAYERS * 2 * HIDDEN * context) * tokens_per_second / PEAK
+
+
+def write_tokens(prefix, n):
+    """n random tokens as one document in Megatron's format (harness/data/megatron_index.h)."""
+    random.seed(1)
+    with open(f"{prefix}.bin", "wb") as file:
+        file.write(struct.pack(f"<{n}H", *(random.randrange(VOCAB) for _ in range(n))))
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<iqqq", n, 0, 0, 1))
+
+
+def run_levee(words, folder):
+    """Step seconds (the first step left out), device bytes, and the last step's loss."""
+    write_tokens(f"{folder}/tokens", 2 * words.context + 2)
+    command = [
+        words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
+        f"--train.context={words.context}", f"--train.steps={words.steps}", "--lr_scheduler.warmup_steps=0",
+        "--optimizer.name=none", "--run.device=cuda", "--run.trace_steps=0", "--memory.sco_keep_attention=true",
+        f"--run.peak_tflops={PEAK / 1e12:g}", *words.rest
+    ]
+    begin = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        sys.exit(done.stdout[-4000:] + f"\n{' '.join(command)}: exit code {done.returncode}")
+    if words.verbose:
+        print(done.stdout)
+    wall = time.monotonic() - begin
+    steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+    memory = json.load(open(f"{folder}/run/memory.json"))["per_rank"][0]["device"]
+    if memory["planned_bytes"] != memory["peak_bytes"]:
+        sys.exit(f"planned {memory['planned_bytes']} bytes, measured {memory['peak_bytes']}")
+    seconds = statistics.median(s["step_seconds"] for s in steps[1:])
+    print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
+          f"{mfu(words.context, words.context / seconds):.3f}, planned = measured {memory['peak_bytes'] / 2**30:.2f} GiB, "
+          f"loss {steps[-1]['loss']:.4f}; {wall:.0f} s with start and end", flush=True)
+    return seconds, memory["peak_bytes"]
+
+
+def make_torch_model(context):
+    import torch
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    config = OlmoeConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=1024, num_hidden_layers=LAYERS, num_attention_heads=16,
+        num_key_value_heads=16, num_experts=64, num_experts_per_tok=8, norm_topk_prob=False, rms_norm_eps=1e-5,
+        max_position_embeddings=context, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa")
+    config._experts_implementation = "grouped_mm"
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = OlmoeForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.model.layers:
+        layer.compile()
+    return model
+
+
+def torch_step(model, ids, labels):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def chunk_loss(hidden, target):
+        return torch.nn.functional.cross_entropy(model.lm_head(hidden).float(), target, reduction="sum")
+
+    hidden, total = model.model(input_ids=ids).last_hidden_state[0], 0
+    for first in range(0, hidden.shape[0], 8192):
+        part = slice(first, first + 8192)
+        total = total + checkpoint(chunk_loss, hidden[part], labels[part], use_reentrant=False)
+    loss = total / hidden.shape[0]
+    loss.backward()
+    model.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def run_torch(words):
+    """Median step seconds and the allocator's peak bytes."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = make_torch_model(words.context)
+    tokens = torch.randint(VOCAB, (words.context + 1,), device="cuda")
+    ids, labels = tokens[None, :-1], tokens[1:]
+    seconds = []
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        for step in range(words.torch_steps + 2):
+            if step == 2:  # compiled by now
+                torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            begin = time.monotonic()
+            loss = torch_step(model, ids, labels)
+            torch.cuda.synchronize()
+            if step >= 2:
+                seconds.append(time.monotonic() - begin)
+    peak, step = torch.cuda.max_memory_allocated(), statistics.median(seconds)
+    print(f"torch: step {1e3 * step:.1f} ms, {words.context / step:.0f} tokens/s, MFU "
+          f"{mfu(words.context, words.context / step):.3f}, allocated at most {peak / 2**30:.2f} GiB (reserved "
+          f"{torch.cuda.max_memory_reserved() / 2**30:.2f}), loss {float(loss):.4f}", flush=True)
+    return step, peak
+
+
+def record(words, what, value, unit, **more):
+    version = subprocess.run([words.levee, "--version"], capture_output=True, text=True).stdout
+    like = {
+        "revision": version.partition("(")[2].partition(")")[0] or "unknown", "device": peer.device_name(),
+        "backend": "cuda", "shape": f"16 layers, {words.context} tokens, bf16, one rank, no optimizer"
+    }
+    name = f"train.olmoe{words.context // 1024}k.{what}"
+    print(f"{name} {value:.4g} {unit}")
+    peer.append({"case": name, "value": value, "unit": unit, **more}, like)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--levee", default=str(ROOT / "build" / "levee"))
+    parser.add_argument("--config", default=str(CONFIG))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--torch-steps", type=int, default=5)
+    parser.add_argument("--results", help="read by peer.py")
+    parser.add_argument("--verbose", action="store_true", help="levee's own output too")
+    parser.add_argument("--skip-torch", action="store_true", help="our side alone: prints, records only the MFU")
+    words, words.rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ours, our_peak = run_levee(words, folder)
+    rate = words.context / ours
+    record(words, "mfu", mfu(words.context, rate), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak)
+    if words.skip_torch:
+        return
+    theirs, their_peak = run_torch(words)
+    record(words, "speed_vs_torch", theirs / ours, "ratio", ms=1e3 * ours, torch_ms=1e3 * theirs)
+    record(words, "peak_vs_torch", our_peak / their_peak, "ratio", held_bytes=our_peak, torch_bytes=their_peak)
+
+
+if __name__ == "__main__":
+    main()
