@@ -219,7 +219,9 @@ lev_status lev_stream_wait(lev_stream *stream, lev_event *event) {
   LEV_TRY(same_device(stream, event));
   LEV_TRY(not_stopped(stream));
   if (!event->stream || event->stream == stream) return LEV_OK; /* nothing to wait for: not counted either */
-  if (lev_fault_hit(stream->device->config.fault, LEV_FAULT_DROP_WAIT)) return LEV_OK;
+  lev_fault *fault = stream->device->config.fault;
+  if (lev_fault_hit(fault, LEV_FAULT_DROP_WAIT)) return LEV_OK;
+  if (fault) fault->site = __builtin_return_address(0);
   return stream->device->ops->stream_wait(stream, event);
 }
 

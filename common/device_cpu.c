@@ -65,7 +65,10 @@ struct cpu_stream {
   pthread_cond_t wake, progress;
   pthread_t worker;
   bool threaded;
-  uint64_t jitter; /* random state, 0 = none */
+  int number;       /* of the device's streams, from 1 */
+  uint64_t jitter;  /* random state, 0 = none */
+  uint64_t slow_at; /* this operation ... */
+  int64_t slow_ns;  /* ... begins so much later; see common/fault.h */
   atomic_int status;
   char detail[DETAIL_BYTES]; /* written once, before status leaves LEV_OK */
 };
@@ -79,7 +82,7 @@ typedef struct cpu_event {
 
 typedef struct cpu_device {
   lev_device base;
-  uint64_t n_streams;
+  int n_streams;
   bool spin; /* more than one core: a short spin saves most sleeps */
 } cpu_device;
 
@@ -177,6 +180,11 @@ static void jitter(cpu_stream *s) {
   nanosleep(&(struct timespec){.tv_nsec = (long)(r % 100000)}, NULL);
 }
 
+static void delay(const cpu_stream *s) {
+  struct timespec t = {.tv_sec = (time_t)(s->slow_ns / 1000000000), .tv_nsec = (long)(s->slow_ns % 1000000000)};
+  nanosleep(&t, NULL);
+}
+
 /* Waits until operation `number` was pushed; false when the stream stops instead. */
 static bool wait_pushed(cpu_stream *s, uint64_t number) {
   for (int i = spins(s); i > 0 && atomic_load(&s->pushed) < number; --i) relax();
@@ -204,6 +212,7 @@ static void *worker_main(void *arg) {
     if (!more) return NULL;
     lev_tsan_acquire(&slot->pushed_edge);
     if (s->jitter) jitter(s);
+    if (number == s->slow_at) delay(s);
     run_op(s, &local);
     post_done(s, slot, number);
   }
@@ -308,10 +317,12 @@ static lev_status start_worker(cpu_stream *s) {
 static lev_status cpu_stream_open(lev_stream *stream) {
   cpu_stream *s = (cpu_stream *)stream;
   cpu_device *device = (cpu_device *)stream->device;
-  uint64_t number = ++device->n_streams;
+  const lev_fault *fault = stream->device->config.fault;
+  s->number = ++device->n_streams;
   if (stream->device->config.immediate) return LEV_OK;
   uint64_t seed = stream->device->config.jitter_seed;
-  s->jitter = seed ? (seed * 0x9E3779B97F4A7C15u + number) | 1u : 0;
+  s->jitter = seed ? (seed * 0x9E3779B97F4A7C15u + (uint64_t)s->number) | 1u : 0;
+  if (fault && fault->slow_stream == s->number) s->slow_at = fault->slow_operation, s->slow_ns = fault->slow_ns;
   return start_worker(s);
 }
 
@@ -337,8 +348,18 @@ static void cpu_stream_close(lev_stream *stream) {
   lev_free(s->ring);
 }
 
+/* Tells a test of the wait; `waiter` NULL = the host. */
+static void note_wait(const cpu_stream *waiter, const cpu_stream *on, uint64_t number) {
+  lev_fault *f = on->base.device->config.fault;
+  if (!f || f->n_waits >= f->max_waits) return;
+  lev_fault_wait w = {.on = on->number, .number = number};
+  if (waiter) w.waiter = waiter->number, w.at = waiter->n_pushed + 1, w.site = f->site;
+  f->waits[f->n_waits++] = w;
+}
+
 static lev_status cpu_stream_sync(lev_stream *stream) {
   cpu_stream *s = (cpu_stream *)stream;
+  note_wait(NULL, s, s->n_pushed);
   wait_for(s, s->n_pushed);
   return get_error(s);
 }
@@ -370,6 +391,7 @@ static lev_status cpu_event_record(lev_event *event, lev_stream *stream) {
 
 static lev_status cpu_event_sync(lev_event *event) {
   cpu_event *e = (cpu_event *)event;
+  note_wait(NULL, e->stream, e->number);
   wait_for(e->stream, e->number);
   return get_error(e->stream);
 }
@@ -382,6 +404,7 @@ static lev_status cpu_elapsed(lev_event *start, lev_event *stop, double *seconds
 static lev_status cpu_stream_wait(lev_stream *stream, lev_event *event) {
   cpu_event *e = (cpu_event *)event;
   wait_args args = {e->stream, e->number};
+  note_wait((cpu_stream *)stream, e->stream, e->number);
   op head;
   head.kind = OP_WAIT, head.fn.kernel = NULL;
   push((cpu_stream *)stream, &head, &args, sizeof args);
