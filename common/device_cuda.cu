@@ -3,8 +3,8 @@
  * primary context. Slabs are plain allocations: nothing is allocated behind the plan except what the driver keeps for
  * the context and loaded kernels. */
 #include <cstdio>
-#include <nvtx3/nvToolsExt.h>
 #include <cstring>
+#include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,6 +20,8 @@ constexpr size_t kDetailBytes = 1024;
 constexpr size_t kDeviceBlock = (size_t)2 << 20;
 constexpr size_t kHugePage = (size_t)2 << 20;
 constexpr int kTouchers = 16;
+constexpr size_t kSmallCopy = (size_t)64 << 10;
+constexpr int kCopyThreads = 256;
 
 struct cuda_device {
   lev_device base;
@@ -122,10 +124,10 @@ lev_status no_memory(lev_device *device, lev_mem cls, size_t bytes) {
                     free_bytes, total_bytes, device->config.index);
   }
   LEV_TRY(lev_device_cpu_ops.memory(device, &free_bytes, &total_bytes));
-  return lev_fail(LEV_ERR_NOMEM,
-                  "%zu bytes of %s memory asked, %zu of %zu bytes of this machine are free%s", bytes, lev_mem_name(cls),
-                  free_bytes, total_bytes,
-                  device->config.pin_beyond_free ? "" : " (where memory grows on demand: run.check_host_memory = false)");
+  return lev_fail(LEV_ERR_NOMEM, "%zu bytes of %s memory asked, %zu of %zu bytes of this machine are free%s", bytes,
+                  lev_mem_name(cls), free_bytes, total_bytes,
+                  device->config.pin_beyond_free ? ""
+                                                 : " (where memory grows on demand: run.check_host_memory = false)");
 }
 
 /* First writes to a part of a mapping, one per page. */
@@ -236,8 +238,7 @@ lev_status cuda_stream_sync(lev_stream *stream) {
 
 lev_status cuda_event_open(lev_event *event) {
   LEV_TRY(use(event->device));
-  LEV_CUDA_TRY(
-      cudaEventCreateWithFlags(&of(event)->event, event->timed ? cudaEventDefault : cudaEventDisableTiming));
+  LEV_CUDA_TRY(cudaEventCreateWithFlags(&of(event)->event, event->timed ? cudaEventDefault : cudaEventDisableTiming));
   return LEV_OK;
 }
 
@@ -275,8 +276,44 @@ lev_status cuda_stream_wait(lev_stream *stream, lev_event *event) {
 
 /* ---- operations ---- */
 
+/* Each direction over the host link has one copy engine, where a few numbers that the host waits for would queue behind
+ * hundreds of megabytes. Small copies of pinned memory are therefore made by a kernel, which reads or writes it
+ * directly. T: bytes or 16 of them. */
+template <class T> __global__ void __launch_bounds__(kCopyThreads) copy_kernel(T *dst, const T *src, size_t n) {
+  for (size_t i = (size_t)blockIdx.x * kCopyThreads + threadIdx.x; i < n; i += (size_t)gridDim.x * kCopyThreads)
+    dst[i] = src[i];
+}
+
+/* Whether the address lies in a slab of this class. */
+bool lies_in(const lev_device *device, lev_mem cls, const void *address) {
+  uintptr_t a = (uintptr_t)address;
+  for (const lev_slab *s = device->slabs; s; s = s->next)
+    if (s->cls == cls && a >= (uintptr_t)s->address && a - (uintptr_t)s->address < s->bytes) return true;
+  return false;
+}
+
+lev_status copy_by_kernel(lev_stream *stream, void *dst, const void *src, size_t bytes) {
+  cudaStream_t s = of(stream)->stream;
+  LEV_TRY(use(stream->device));
+  if (((uintptr_t)dst | (uintptr_t)src | bytes) % sizeof(uint4) == 0) {
+    size_t n = bytes / sizeof(uint4), blocks = (n + kCopyThreads - 1) / kCopyThreads;
+    copy_kernel<<<(unsigned)blocks, kCopyThreads, 0, s>>>(static_cast<uint4 *>(dst), static_cast<const uint4 *>(src),
+                                                          n);
+  } else {
+    size_t blocks = (bytes + kCopyThreads - 1) / kCopyThreads;
+    copy_kernel<<<(unsigned)blocks, kCopyThreads, 0, s>>>(static_cast<unsigned char *>(dst),
+                                                          static_cast<const unsigned char *>(src), bytes);
+  }
+  STREAM_TRY(stream, cudaGetLastError());
+  return LEV_OK;
+}
+
 lev_status cuda_copy(lev_stream *stream, void *dst, const void *src, size_t bytes) {
   if (of(stream)->status != LEV_OK) return LEV_OK;
+  const lev_device *device = stream->device;
+  if (bytes <= kSmallCopy && ((lies_in(device, LEV_MEM_PINNED, dst) && lies_in(device, LEV_MEM_DEVICE, src)) ||
+                              (lies_in(device, LEV_MEM_DEVICE, dst) && lies_in(device, LEV_MEM_PINNED, src))))
+    return copy_by_kernel(stream, dst, src, bytes);
   STREAM_TRY(stream, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, of(stream)->stream));
   return LEV_OK;
 }

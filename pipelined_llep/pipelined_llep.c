@@ -13,6 +13,8 @@
 #define LLEP_CHUNK_TOKENS 4096
 #define LLEP_PART_ROUTES 2048 /* routes counted by one block of a device's threads ... */
 #define LLEP_PARTS 256        /* ... unless that makes more parts than this */
+#define LLEP_FINER 4          /* blocks a chunk holds at least ... */
+#define LLEP_FINER_ALONE 64   /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side */
 #define LLEP_BLOCKS 1024      /* blocks beyond which finer borders are not worth their tables */
 
 void llep_config_init(llep_config *config) {
@@ -95,9 +97,9 @@ static int64_t worst_rows(int ranks, const llep_config *c) {
   return rows < 0 ? INT32_MAX : rows;
 }
 
-/* B such that one block of every rank fits a chunk whatever its routes; finer by up to four where tables stay small. */
+/* B such that one block of every rank fits a chunk whatever its routes; finer where tables stay small. */
 static int64_t block_count(int ranks, const llep_config *c, int64_t chunk_rows) {
-  for (int64_t finer = 4;; finer /= 2) {
+  for (int64_t finer = ranks == 1 ? LLEP_FINER_ALONE : LLEP_FINER;; finer /= 2) {
     int64_t tokens = lev_max_i64(1, chunk_rows / (ranks * c->top_k * finer));
     int64_t blocks = lev_ceil_div(c->max_tokens, tokens);
     if (blocks <= LLEP_BLOCKS || finer == 1) return blocks;

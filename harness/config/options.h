@@ -126,6 +126,7 @@
   O(memory, llep_gate, REAL, 1.3, 1, 1e6, "max / mean load under which nothing is lent")                               \
   O(memory, rdtp_tile_rows, INT, 0, 0, 1LL << 40, "tokens of one logits tile; 0 = chosen")                             \
   O(memory, rdtp_tile_cols, INT, 0, 0, 1LL << 40, "vocabulary rows of one logits tile; 0 = chosen")                    \
+  O(memory, rdtp_one_pass, BOOL, 0, 0, 0, "keep the logits of rdtp_tile_rows tokens of every rank until their gradient is taken: 3 products instead of 4") \
   O(memory, rdtp_branch, BRANCH, 0, 0, 0, "what moves around the ring")                                                \
   O(memory, sco_host_budget, SIZE, SIZE_MAX, 0, 0, "pinned bytes for kept layer inputs and attention outputs")        \
   O(memory, sco_fraction, REAL, 1, 0, 1, "largest share of them that leaves the device")                               \

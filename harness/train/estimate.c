@@ -134,7 +134,7 @@ static double expert_flops(const work *w) {
 }
 
 static double vocabulary_flops(const work *w) {
-  double products = w->c->schedule.ring_dtp == LEV_SCHEDULE_PLAIN ? 3 : 4;
+  double products = w->c->schedule.ring_dtp == LEV_SCHEDULE_PLAIN || w->c->memory.rdtp_one_pass ? 3 : 4;
   return products * 2 * w->tokens * (double)w->m.hidden * (double)w->m.vocab;
 }
 

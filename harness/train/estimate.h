@@ -14,7 +14,7 @@
  *                k, v once more (twice if r), O and router once more, and two gradients of each: 4 T (W + O + R).
  *   dense        SwiGLU of width F_l: forward 6 T H F_l F; backward 4 (gate, up again) + 12 (gradients).
  *   experts      T k rows of width I: as dense, 6 F + 4 + 12 per row, H and I. The down projection is not run again.
- *   vocabulary   a product is 2 T H V: 4 of them (logits twice, dh, dw), 3 with the plain schedule.
+ *   vocabulary   a product is 2 T H V: 4 of them (logits twice, dh, dw), 3 with the plain schedule or one pass.
  *   rows         bytes that norms, rotary embedding, residuals, activation and the moves of routed rows read and write,
  *                in tensors of T H, T (A + G) d, T k H and T k I scalars; the counts are at row_passes in estimate.c.
  *

@@ -171,7 +171,7 @@ static lev_status plan_vocabulary(lev_rank *rank) {
   rdtp_config_init(&a);
   a.max_tokens = rank->max_tokens, a.hidden = m->hidden, a.vocab = m->vocab, a.dtype = m->dtype;
   a.schedule = c->schedule.ring_dtp == LEV_SCHEDULE_PLAIN ? RDTP_PLAIN : RDTP_BOUNDED;
-  a.branch = (rdtp_branch)c->memory.rdtp_branch;
+  a.branch = (rdtp_branch)c->memory.rdtp_branch, a.one_pass = c->memory.rdtp_one_pass;
   a.tile_rows = c->memory.rdtp_tile_rows, a.tile_cols = c->memory.rdtp_tile_cols;
   LEV_TRY(rdtp_plan_create(rank->device, rank->groups.vocab, &a, &rank->rdtp));
   embed_config e;

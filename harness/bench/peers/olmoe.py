@@ -34,6 +34,8 @@ import peer
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
 VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
+# One chunk holds all routed rows of 32,768 tokens.
+CAPS = ("--memory.llep_chunk_rows=262144", "--memory.rdtp_one_pass=true", "--memory.rdtp_tile_rows=4096")
 
 
 def mfu(context, tokens_per_second):
@@ -56,7 +58,7 @@ def run_levee(words, folder):
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
         f"--train.context={words.context}", f"--train.steps={words.steps}", "--lr_scheduler.warmup_steps=0",
         "--optimizer.name=none", "--run.device=cuda", "--run.trace_steps=0", "--memory.sco_keep_attention=true",
-        f"--run.peak_tflops={PEAK / 1e12:g}", *words.rest
+        f"--run.peak_tflops={PEAK / 1e12:g}", *CAPS, *words.rest
     ]
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
