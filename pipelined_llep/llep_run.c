@@ -19,6 +19,7 @@ typedef struct llep_pass {
   llep_layer *l;
   lev_stream *compute;
   bool backward, accumulate;
+  bool overwrite; /* dw is T and not added to: every gradient is one product */
   lev_dtype type, arith;
   size_t row, weight, scalar; /* bytes of a row [H], of an expert's weights, of a scalar of A */
   const void *x, *probs, *dy;
@@ -144,8 +145,13 @@ static const unsigned char *expert_weights(const llep_pass *s, int64_t column) {
   return column < own ? s->w + (size_t)column * s->weight : s->p->work.foreign + (size_t)(column - own) * s->weight;
 }
 
+/* Bytes of a scalar of dw. */
+static size_t gradient_scalar(const llep_pass *s) {
+  return s->overwrite ? lev_dtype_bytes(s->type) : s->scalar;
+}
+
 static unsigned char *expert_gradient(const llep_pass *s, int64_t column) {
-  size_t bytes = (size_t)s->p->z.weights * s->scalar;
+  size_t bytes = (size_t)s->p->z.weights * gradient_scalar(s);
   int64_t own = s->p->own_experts;
   return column < own ? s->dw + (size_t)column * bytes : s->p->work.foreign_grad + (size_t)(column - own) * bytes;
 }
@@ -165,9 +171,9 @@ static lev_status product(const llep_pass *s, bool trans_a, bool trans_b, int64_
                                                .ldb = ldb,
                                                .ldc = n,
                                                .ab_type = s->type,
-                                               .c_type = gradient ? s->arith : s->type,
+                                               .c_type = gradient && !s->overwrite ? s->arith : s->type,
                                                .alpha = 1,
-                                               .beta = gradient ? 1 : 0});
+                                               .beta = gradient && !s->overwrite ? 1 : 0});
 }
 
 /* The tile's rows are replaced by the expert's output. */
@@ -186,7 +192,7 @@ static lev_status tile_backward(const llep_pass *s, int64_t column, const llep_t
   const llep_plan *p = s->p;
   int64_t hidden = p->cfg.hidden, inter = p->cfg.inter, rows = t->rows;
   const unsigned char *w = expert_weights(s, column), *down = w + (size_t)(2 * inter) * s->row;
-  unsigned char *dw = expert_gradient(s, column), *ddown = dw + (size_t)(2 * inter * hidden) * s->scalar;
+  unsigned char *dw = expert_gradient(s, column), *ddown = dw + (size_t)(2 * inter * hidden) * gradient_scalar(s);
   void *h = p->work.h, *q = p->work.q;
   LEV_TRY(product(s, false, true, rows, 2 * inter, hidden, t->x, hidden, w, hidden, h, false));
   LEV_TRY(product(s, false, false, rows, inter, hidden, t->dy, hidden, down, inter, q, false));
@@ -273,6 +279,12 @@ static lev_status run_tile(const llep_pass *s, int64_t chunk, int64_t column, co
   return move_tile(s, chunk, counts, &t, r0, skip0, true);
 }
 
+/* dw of experts [first, end) where they got no row. */
+static lev_status zero_gradients(const llep_pass *s, int64_t first, int64_t end) {
+  size_t bytes = (size_t)((end - first) * s->p->z.weights) * gradient_scalar(s);
+  return lev_fill(s->compute, expert_gradient(s, first), 0, bytes, "llep.no_rows");
+}
+
 /* All experts of received chunk i. plan->cursor: start of the current expert's run of each source. */
 static lev_status experts(const llep_pass *s, int64_t i) {
   llep_plan *p = s->p;
@@ -286,6 +298,7 @@ static lev_status experts(const llep_pass *s, int64_t i) {
     int64_t total = 0, skip = 0;
     int r = 0;
     for (int source = 0; source < ranks; ++source) total += recv[source * p->columns + c];
+    if (total == 0 && s->overwrite) LEV_TRY(zero_gradients(s, c, c + 1));
     for (int64_t done = 0; done < total; done += p->z.tile_rows)
       LEV_TRY(run_tile(s, i, c, recv + c, lev_min_i64(p->z.tile_rows, total - done), &r, &skip));
     for (int source = 0; source < ranks; ++source) p->cursor[source] += recv[source * p->columns + c];
@@ -430,8 +443,11 @@ lev_status llep_backward(llep_plan *p, const llep_backward_args *a, lev_stream *
     return lev_fail(LEV_ERR_MISUSE, "llep_backward: layer %d was not run forward with %lld tokens", a->layer,
                     (long long)a->tokens);
   s.backward = true, s.x = a->x, s.probs = a->probs, s.dy = a->dy, s.w = a->w, s.dw = a->dw;
-  s.out = a->dx, s.dprobs = a->dprobs;
-  if (s.l->chunks == 0) return LEV_OK;
+  s.out = a->dx, s.dprobs = a->dprobs, s.overwrite = a->overwrite_dw;
+  if (a->overwrite_dw && !llep_plan_info(p).single_products)
+    return lev_fail(LEV_ERR_MISUSE,
+                    "llep_backward: dw of this plan is summed over tiles or ranks and cannot be overwritten");
+  if (s.l->chunks == 0) return s.overwrite ? zero_gradients(&s, 0, p->own_experts) : LEV_OK;
   LEV_TRY(lev_event_record(p->start, stream));
   LEV_TRY(lev_stream_wait(p->dispatch, p->start));
   LEV_TRY(llep_reassign(p, a->layer, a->ids));

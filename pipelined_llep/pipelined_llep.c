@@ -14,8 +14,9 @@
 #define LLEP_PART_ROUTES 2048 /* routes counted by one block of a device's threads ... */
 #define LLEP_PARTS 256        /* ... unless that makes more parts than this */
 #define LLEP_FINER 4          /* blocks a chunk holds at least ... */
-#define LLEP_FINER_ALONE 64   /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side */
-#define LLEP_BLOCKS 1024      /* blocks beyond which finer borders are not worth their tables */
+#define LLEP_FINER_ALONE 64 /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side  \
+                             */
+#define LLEP_BLOCKS 1024    /* blocks beyond which finer borders are not worth their tables */
 
 void llep_config_init(llep_config *config) {
   *config = (llep_config){.size = sizeof *config,
@@ -419,7 +420,8 @@ llep_info llep_plan_info(const llep_plan *p) {
                      .blocks = z->blocks,
                      .foreign_slots = z->rules.slots,
                      .expert_begin = lev_part_begin(p->cfg.experts, z->rules.ranks, p->rank),
-                     .expert_end = lev_part_begin(p->cfg.experts, z->rules.ranks, p->rank + 1)};
+                     .expert_end = lev_part_begin(p->cfg.experts, z->rules.ranks, p->rank + 1),
+                     .single_products = z->rules.ranks == 1 && z->buffers == 1 && z->tile_rows >= z->recv_rows};
 }
 
 void llep_plan_bytes(const llep_plan *plan, llep_phase phase, size_t bytes[LEV_MEM_CLASSES]) {

@@ -90,6 +90,8 @@ typedef struct llep_info {
   int64_t blocks;                   /* B, token blocks; K never passes it */
   int64_t foreign_slots;            /* lent experts a rank can hold */
   int64_t expert_begin, expert_end; /* own experts of this rank */
+  bool single_products; /* one rank, whose chunk and tile hold all rows: an expert's gradient is one product, see
+                           overwrite_dw */
 } llep_info;
 llep_info llep_plan_info(const llep_plan *plan);
 
@@ -147,10 +149,11 @@ typedef struct llep_backward_args {
   void *dx;                   /* [N, H] T, out: overwritten */
   void *dprobs;               /* [N, k] A, out: overwritten */
   void *dw;                   /* [El, 3 I H] A, in/out: += */
+  bool overwrite_dw;          /* dw is T instead, out: overwritten, rounded once; only with llep_info.single_products */
 } llep_backward_args;
 
 /* Gradients; never waits on the host. Streams, collectives and errors as llep_forward; LEV_ERR_MISUSE if the layer was
- * not run forward with the same tokens. */
+ * not run forward with the same tokens, or if dw cannot be overwritten. */
 LEV_MUST_CHECK lev_status llep_backward(llep_plan *plan, const llep_backward_args *args, lev_stream *stream);
 
 /* What the latest llep_forward of a layer met; all zero before. Pointers belong to the plan. */

@@ -19,6 +19,7 @@ typedef struct unit_class {
   int slots;        /* gathered copies live at once; 0 = used in place */
   int64_t elements; /* of the largest unit */
   bool direct;      /* gradients are summed in the shard */
+  bool overwritten; /* or written there in one piece */
   lev_comm *gather, *reduce;
   slot slot[SLOTS];
   void *live;           /* A [elements], live gradient */
@@ -29,6 +30,7 @@ struct lev_weights {
   lev_device *device;
   const lev_params *params;
   lev_dtype grad_dtype, arith;
+  bool single_products;
   lev_stream *gather, *reduce;
   lev_event *changed, *ready, *reduced; /* shards changed; live gradient complete; all reduces so far */
   unit_class classes[CLASSES];
@@ -62,6 +64,8 @@ static lev_status create_class(lev_weights *w, int index, const lev_weight_comms
   bool layered = index == CLASS_DENSE || index == CLASS_EXPERTS;
   c->slots = replicas == 1 ? 0 : layered ? SLOTS : 1;
   c->direct = replicas == 1 && w->grad_dtype == w->arith;
+  c->overwritten =
+      replicas == 1 && w->grad_dtype == w->params->model.dtype && index == CLASS_EXPERTS && w->single_products;
   for (int s = 0; s < c->slots; ++s) {
     c->slot[s].unit = -1;
     LEV_TRY(lev_event_create(w->device, &c->slot[s].arrived));
@@ -71,12 +75,12 @@ static lev_status create_class(lev_weights *w, int index, const lev_weight_comms
 }
 
 lev_status lev_weights_create(lev_device *device, const lev_params *params, const lev_weight_comms *comms,
-                              lev_dtype grad_dtype, lev_weights **out) {
+                              lev_dtype grad_dtype, bool single_products, lev_weights **out) {
   *out = NULL;
   lev_weights *w = lev_calloc(LEV_HEAP_MODEL, 1, sizeof *w);
   if (!w) return LEV_ERR_NOMEM;
   lev_status st;
-  w->device = device, w->params = params;
+  w->device = device, w->params = params, w->single_products = single_products;
   w->grad_dtype = grad_dtype, w->arith = lev_dtype_arith(params->model.dtype);
   LEV_TRY_GOTO(st, lev_stream_create(device, "gather", &w->gather), fail);
   LEV_TRY_GOTO(st, lev_stream_create(device, "reduce", &w->reduce), fail);
@@ -107,7 +111,8 @@ void lev_weights_walk(void *weights, lev_walker *walker) {
     unit_class *c = &w->classes[i];
     for (int s = 0; s < c->slots; ++s)
       c->slot[s].data = lev_walk(walker, LEV_MEM_DEVICE, "weights.gathered", t, 1, c->elements);
-    if (!c->direct) c->live = lev_walk(walker, LEV_MEM_DEVICE, "grads.live", w->arith, 1, c->elements);
+    if (!c->direct && !c->overwritten)
+      c->live = lev_walk(walker, LEV_MEM_DEVICE, "grads.live", w->arith, 1, c->elements);
   }
 }
 
@@ -181,16 +186,24 @@ lev_status lev_grads_begin(lev_weights *w, int index, lev_stream *compute, bool 
   const lev_unit *unit = &w->params->units[index];
   unit_class *c = &w->classes[class_of(unit)];
   size_t bytes = lev_bytes(1, unit->elements, lev_dtype_bytes(w->arith));
+  if (c->overwritten) {
+    *out = in_shard(unit, w->grads, w->grad_dtype);
+    return LEV_OK;
+  }
   *out = c->direct ? in_shard(unit, w->grads, w->arith) : c->live;
   if (c->direct && !first) return LEV_OK;
   if (!c->direct) LEV_TRY(lev_stream_wait(compute, c->live_free));
   return lev_fill(compute, *out, 0, bytes, "grads.zero");
 }
 
+bool lev_grads_overwritten(const lev_weights *w, int index) {
+  return w->classes[class_of(&w->params->units[index])].overwritten;
+}
+
 lev_status lev_grads_end(lev_weights *w, int index, lev_stream *compute, bool first) {
   const lev_unit *unit = &w->params->units[index];
   unit_class *c = &w->classes[class_of(unit)];
-  if (c->direct) return LEV_OK;
+  if (c->direct || c->overwritten) return LEV_OK;
   LEV_TRY(lev_event_record(w->ready, compute));
   LEV_TRY(lev_stream_wait(w->reduce, w->ready));
   LEV_TRY(lev_comm_reduce_scatter(c->reduce, w->reduce, c->live, w->arith, in_shard(unit, w->grads, w->grad_dtype),

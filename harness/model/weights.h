@@ -5,7 +5,8 @@
  * A unit stored by this rank alone is used in place. Any other is all-gathered into a slot; dense layers and replicated
  * experts have two slots, so the next layer travels while this one computes (ZeRO-3, two layers live). Gradients of a
  * unit are summed in the arithmetic type A while its layer is live, then reduce-scattered into the shard's gradient
- * (grad_dtype). Where this rank alone stores the unit and grad_dtype is A, they are summed in the shard directly. */
+ * (grad_dtype). Where this rank alone stores the unit and grad_dtype is A, they are summed in the shard directly; where
+ * it alone stores the experts and each expert's gradient is a single product, the product itself writes the shard. */
 #ifndef LEV_MODEL_WEIGHTS_H
 #define LEV_MODEL_WEIGHTS_H
 
@@ -20,8 +21,10 @@ typedef struct lev_weight_comms {
 
 typedef struct lev_weights lev_weights;
 
+/* single_products: the gradients of experts are written in one piece, once per step, by whoever computes them. */
 LEV_MUST_CHECK lev_status lev_weights_create(lev_device *device, const lev_params *params,
-                                             const lev_weight_comms *comms, lev_dtype grad_dtype, lev_weights **out);
+                                             const lev_weight_comms *comms, lev_dtype grad_dtype, bool single_products,
+                                             lev_weights **out);
 void lev_weights_destroy(lev_weights *weights);
 /* Persistent regions: weights, weights.gathered, grads, grads.live. A lev_walk_fn. */
 void lev_weights_walk(void *weights, lev_walker *walker);
@@ -39,9 +42,12 @@ LEV_MUST_CHECK lev_status lev_weights_release(lev_weights *weights, int unit, le
 /* Forgets gathered copies: call after the shards changed. `compute` is the stream that changed them. */
 LEV_MUST_CHECK lev_status lev_weights_updated(lev_weights *weights, lev_stream *compute);
 
-/* Zeroed live gradient of a unit, A [elements], for kernels of `compute` to add to. `first`: first micro-batch of the
- * step. */
+/* Zeroed live gradient of a unit, A [elements], for kernels of `compute` to add to; where lev_grads_overwritten, the
+ * gradient in the shard instead, T [elements], not zeroed, for them to write. `first`: first micro-batch of the step.
+ */
 LEV_MUST_CHECK lev_status lev_grads_begin(lev_weights *weights, int unit, lev_stream *compute, bool first, void **out);
+/* Whether the gradient of this unit is written once, as T, and not added up in A. */
+bool lev_grads_overwritten(const lev_weights *weights, int unit);
 /* All additions are enqueued on `compute`: sends the sum home on the reduce stream. */
 LEV_MUST_CHECK lev_status lev_grads_end(lev_weights *weights, int unit, lev_stream *compute, bool first);
 /* Makes `compute` wait for everything sent home. */

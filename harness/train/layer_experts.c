@@ -116,7 +116,8 @@ lev_status lev_experts_backward(const lev_layer_run *r, const void *x, void *dx,
                              .dy = rank->hidden,
                              .dx = dx,
                              .dprobs = dweights,
-                             .dw = dw};
+                             .dw = dw,
+                             .overwrite_dw = lev_grads_overwritten(rank->weights, unit)};
   LEV_TRY(llep_backward(rank->llep, &args, rank->compute));
   LEV_TRY(lev_rank_pop(rank));
   LEV_TRY(lev_grads_end(rank->weights, unit, rank->compute, first));

@@ -158,7 +158,7 @@ static lev_status plan_experts(lev_rank *rank) {
   a.max_tokens = rank->max_tokens, a.hidden = m->hidden, a.inter = m->inter, a.experts = m->experts;
   a.top_k = m->top_k, a.layers = (int)lev_moe_layers(m), a.dtype = m->dtype;
   a.schedule = c->schedule.pipelined_llep == LEV_SCHEDULE_PLAIN ? LLEP_PLAIN : LLEP_BOUNDED;
-  a.plain_rows = c->memory.llep_plain_rows;
+  a.plain_rows = c->memory.llep_plain_rows, a.tile_rows = c->memory.llep_tile_rows;
   a.chunk_rows = c->memory.llep_chunk_rows, a.foreign_slots = c->memory.llep_foreign_slots;
   a.alpha = c->memory.llep_alpha, a.min_rows = c->memory.llep_min_rows, a.gate = c->memory.llep_gate;
   return llep_plan_create(rank->device, rank->groups.experts, &a, &rank->llep);
@@ -384,7 +384,10 @@ static lev_status create_plans(lev_rank *rank) {
   LEV_TRY(plan_vocabulary(rank));
   LEV_TRY(plan_boundaries(rank));
   LEV_TRY(plan_optimizers(rank));
-  return lev_weights_create(rank->device, rank->params, &rank->groups.weights, rank->grad_dtype, &rank->weights);
+  bool single = rank->micro_batches == 1 && lev_moe_layers(&rank->params->model) > 0 &&
+                llep_plan_info(rank->llep).single_products;
+  return lev_weights_create(rank->device, rank->params, &rank->groups.weights, rank->grad_dtype, single,
+                            &rank->weights);
 }
 
 lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out) {

@@ -115,10 +115,16 @@ static void oracle(const l_case *c, l_data *d) {
       oracle_route(z, d->x64 + t * z.hidden, d->probs64[q], d->w64 + e * weights, d->dy64 + t * z.hidden,
                    d->y64 + t * z.hidden, d->dx64 + t * z.hidden, d->dprobs64 + q, d->dw64 + e * weights);
     }
+  if (c->overwrite) passes = 1;
   for (int64_t i = 0; i < c->cfg.experts * weights; ++i) d->dw64[i] *= passes;
 }
 
 /* ---- set-up ---- */
+
+/* Type of dw. */
+static lev_dtype gradient_type(const l_case *c) {
+  return c->overwrite ? c->cfg.dtype : lev_dtype_arith(c->cfg.dtype);
+}
 
 static void *zeros(int64_t n, size_t size) {
   return calloc((size_t)(n > 0 ? n : 1), size);
@@ -143,6 +149,7 @@ void l_make(const l_case *c, l_data *d) {
   num_random(t, d->y0, c->accumulate ? d->y64 : NULL, nh, 1, 5);
   make_ids(c, d);
   oracle(c, d);
+  if (c->overwrite) num_poison(d->dw, (size_t)nw * tb);
   num_poison(d->y, (size_t)nh * tb), num_poison(d->dx, (size_t)nh * tb), num_poison(d->dprobs, (size_t)nk * ab);
 }
 
@@ -195,7 +202,7 @@ static l_arrays arrays(const l_rank *k) {
          el = (size_t)lev_part_size(experts, c->ranks, k->rank);
   size_t h = (size_t)c->cfg.hidden, top_k = (size_t)c->cfg.top_k;
   const size_t unit[ARRAYS] = {h * tb, top_k * 4, top_k * ab, (size_t)weights * tb, h * tb,
-                               h * tb, h * tb,    top_k * ab, (size_t)weights * ab};
+                               h * tb, h * tb,    top_k * ab, (size_t)weights * lev_dtype_bytes(gradient_type(c))};
   void *const base[ARRAYS] = {d->x, d->ids, d->probs, d->w, d->dy, d->y, d->dx, d->dprobs, d->dw};
   l_arrays a;
   size_t used = 0;
@@ -302,7 +309,8 @@ static lev_status backward(l_rank *k) {
                           .dy = v.device[DY],
                           .dx = v.device[DX],
                           .dprobs = v.device[DPROBS],
-                          .dw = v.device[DW]};
+                          .dw = v.device[DW],
+                          .overwrite_dw = c->overwrite};
   arm(k, 2, k->rank != 0 || c->cfg.foreign_slots < 0);
   int64_t before = k->fault.seen[LEV_FAULT_DROP_WAIT];
   LEV_TRY(llep_backward(k->plan, &a, k->stream));
@@ -407,12 +415,12 @@ void l_check(const l_data *d, double tolerance) {
     NUM_CHECK(t, d->y, d->y64, d->n, h, tolerance, "y");
     NUM_CHECK(t, d->dx, d->dx64, d->n, h, tolerance, "dx");
     NUM_CHECK(a, d->dprobs, d->dprobs64, d->n, c->cfg.top_k, tolerance, "dprobs");
-    NUM_CHECK(a, d->dw, d->dw64, c->cfg.experts, weights, tolerance, "dw");
+    NUM_CHECK(gradient_type(c), d->dw, d->dw64, c->cfg.experts, weights, tolerance, "dw");
   }
   for (int64_t e = 0; e < c->cfg.experts; ++e) { /* an expert without routes has gradient exactly zero */
     bool used = false;
     for (int64_t q = 0; q < d->n * c->cfg.top_k; ++q) used |= d->ids[q] == e;
-    for (int64_t i = 0; i < weights && !used; ++i) T_EXPECT(lev_dtype_load(a, d->dw, e * weights + i) == 0.0);
+    for (int64_t i = 0; i < weights && !used; ++i) T_EXPECT(lev_dtype_load(gradient_type(c), d->dw, e * weights + i) == 0.0);
   }
 }
 

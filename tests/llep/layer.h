@@ -26,6 +26,7 @@ typedef struct l_case {
   int64_t tokens[L_RANKS];
   l_routing routing;
   bool accumulate;
+  bool overwrite;  /* llep_backward_args.overwrite_dw: dw is T, rubbish before */
   int passes;      /* forward + backward this often (dw adds up); 0 = 1 */
   uint64_t jitter; /* lev_device_config.jitter_seed */
   bool immediate;

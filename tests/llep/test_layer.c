@@ -164,3 +164,31 @@ T_TEST(llep_layer_wide_rows) {
   c.cfg.hidden = 600, c.cfg.inter = 33, c.routing = L_ZIPF;
   l_case_check(&c, TOL);
 }
+
+/* Where one rank computes all rows of an expert at once, its gradient may be written instead of added, in T: whatever
+ * was there before, experts without rows zero, and not where several products make it up. */
+T_TEST(llep_layer_overwrites_gradients) {
+  static const lev_dtype types[] = {LEV_F64, LEV_F32, LEV_BF16};
+  static const double tolerance[] = {TOL, 1e-5, 2e-2};
+  for (int i = 0; i < 3; ++i)
+    for (int routing = 0; routing < L_ROUTINGS; ++routing)
+      for (int plain = 0; plain < 2; ++plain) {
+        l_case c = l_small(1, 6, 2, 21);
+        c.cfg.dtype = types[i], c.cfg.hidden = 24, c.routing = (l_routing)routing, c.overwrite = true, c.passes = 2;
+        c.cfg.chunk_rows = c.cfg.tile_rows = 42;
+        if (plain) c.cfg.schedule = LLEP_PLAIN, c.cfg.plain_rows = 42;
+        if (!t_failed()) l_case_check(&c, tolerance[i]);
+      }
+  l_case none = l_small(1, 4, 2, 5);
+  none.overwrite = true, none.cfg.chunk_rows = none.cfg.tile_rows = 10, none.tokens[0] = 0;
+  l_case_check(&none, TOL);
+  for (int kind = 0; kind < 3 && !t_failed(); ++kind) {
+    l_case c = l_small(kind == 0 ? 2 : 1, 6, 2, 21);
+    c.overwrite = true, c.cfg.chunk_rows = kind == 1 ? 41 : 84, c.cfg.tile_rows = kind == 2 ? 41 : 84;
+    l_data d;
+    l_make(&c, &d);
+    l_run(&d);
+    T_EXPECT_STATUS(d.status[0], LEV_ERR_MISUSE);
+    l_free(&d);
+  }
+}

@@ -139,6 +139,28 @@ T_TEST(step_updates_agree_across_layouts_and_placements) {
   }
 }
 
+/* One rank whose chunk and tile hold every row: the experts' gradients are written where they are stored. */
+T_TEST(step_with_gradients_written_at_once) {
+  for (int dtype = LEV_F64; dtype <= LEV_BF16; ++dtype) {
+    lev_config c;
+    rig_result added, written;
+    const char *worst;
+    rig_config(&c);
+    layout(&c, 1, 1, 1, 1);
+    c.model.dtype = dtype, c.train.global_batch = 1;
+    c.memory.llep_chunk_rows = c.memory.llep_tile_rows = c.train.context * c.model.num_experts_per_tok;
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 2, .poison = true}, &written);
+    c.memory.llep_tile_rows -= 1; /* an expert could need two products */
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 2, .poison = true}, &added);
+    double distance = rig_gradient_distance(&written, &added, &worst);
+    T_EXPECT_MSG(distance <= (dtype == LEV_F64 ? 1e-11 : dtype == LEV_F32 ? 1e-5 : 2e-2), "%s: %g", worst, distance);
+    T_EXPECT(written.plan_exact && added.plan_exact);
+    if (dtype == LEV_BF16) T_EXPECT(strcmp(written.peaks[0], added.peaks[0]) != 0); /* no live sums of experts */
+    rig_free(&added);
+    rig_free(&written);
+  }
+}
+
 /* Loss and gradients alone: those of a run with an optimizer, in a plan that holds nothing for one. */
 T_TEST(step_without_optimizer) {
   for (int ranks = 1; ranks <= 4; ranks += 3) {

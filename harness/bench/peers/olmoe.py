@@ -35,7 +35,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
 VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
 # One chunk holds all routed rows of 32,768 tokens.
-CAPS = ("--memory.llep_chunk_rows=262144", "--memory.rdtp_one_pass=true", "--memory.rdtp_tile_rows=4096")
+CAPS = ("--memory.llep_chunk_rows=262144", "--memory.llep_tile_rows=262144", "--memory.rdtp_one_pass=true",
+        "--memory.rdtp_tile_rows=4096")
 
 
 def mfu(context, tokens_per_second):
