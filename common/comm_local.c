@@ -115,8 +115,8 @@ lev_status lev_local_meet(lev_local_group *group, lev_local_lane *lane, int rank
     lane->n_met = 0;
     memset(lane->met, 0, (size_t)group->size * sizeof *lane->met);
     atomic_store(&lane->meetings, before + 1);
-    pthread_cond_broadcast(&lane->changed);
     pthread_mutex_unlock(&lane->lock);
+    pthread_cond_broadcast(&lane->changed); /* the group stays until this member leaves it */
     return LEV_OK;
   }
   if (group->hub->spins) {
@@ -134,14 +134,15 @@ lev_status lev_local_meet(lev_local_group *group, lev_local_lane *lane, int rank
 void lev_local_part(lev_local_lane *lane, int size) {
   pthread_mutex_lock(&lane->lock);
   uint64_t before = atomic_load(&lane->partings);
-  if (++lane->n_parted == size) {
+  bool last = ++lane->n_parted == size;
+  if (last) {
     lane->n_parted = 0;
     atomic_store(&lane->partings, before + 1);
-    pthread_cond_broadcast(&lane->changed);
   } else {
     while (atomic_load(&lane->partings) == before) pthread_cond_wait(&lane->changed, &lane->lock);
   }
   pthread_mutex_unlock(&lane->lock);
+  if (last) pthread_cond_broadcast(&lane->changed);
 }
 
 /* ---- groups ---- */

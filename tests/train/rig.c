@@ -262,7 +262,9 @@ static void rank_main(int index, void *ctx) {
   int64_t valid = 0;
   lev_config config = *o->config;
   config.run.device = t_backend() == LEV_BACKEND_CUDA ? LEV_DEVICE_CUDA : LEV_DEVICE_CPU;
-  lev_device_config dc = {.backend = t_backend(), .jitter_seed = (uint64_t)config.debug.jitter_seed};
+  lev_device_config dc = {.backend = t_backend(),
+                          .immediate = config.run.compute_immediate,
+                          .jitter_seed = (uint64_t)config.debug.jitter_seed};
   T_REQUIRE_OK(lev_plan_rank(&config, index, NULL, &plan));
   T_REQUIRE_OK(lev_device_open(&dc, &device));
   T_REQUIRE_OK(lev_ledger_create(NULL, &ledger));

@@ -146,6 +146,8 @@ static void expect_oracle(const scene *s, const rig_result *run, const char *nam
       for (int e = 0; e < 3; ++e) T_EXPECT_MSG(o.load[l][e] == tokens, "%s: not skewed", name);
   }
   if (s->routing == SKEW_SAME) T_EXPECT(fabs(o.max_vio - worst) < 1e-12);
+  if ((s->routing == SKEW_ZIPF || s->routing == SKEW_PARETO) && tokens > 100)
+    T_EXPECT_MSG(o.max_vio > 0.8 && o.max_vio < worst - 0.1, "%s: max_vio %g", name, o.max_vio);
   if (s->routing == SKEW_BALANCED && tokens > 100) T_EXPECT_MSG(o.max_vio < 0.6, "%s: max_vio %g", name, o.max_vio);
 }
 
@@ -153,6 +155,7 @@ static void open_scene(scene *s, int64_t context, int64_t batch, skew routing) {
   rig_config(&s->config);
   s->routing = routing;
   s->config.train.context = context, s->config.train.global_batch = batch;
+  s->config.run.compute_immediate = true;
   unsplit(&s->config);
   name_case(s, &s->config, 0, s->name, sizeof s->name);
 }
@@ -164,6 +167,7 @@ static void run_case(const scene *s, int which, uint32_t number) {
   layout(&c, which);
   draw_caps(&c, number);
   c.debug.poison = true;
+  c.run.compute_immediate = number % 3 != 0; /* most cases without worker threads, which cost more than the work */
   c.schedule.pipelined_llep = c.schedule.ring_dtp = c.schedule.sco = LEV_SCHEDULE_BOUNDED;
   name_case(s, &c, number, name, sizeof name);
   rig_run(&(rig_options){.config = &c, .alter = skew_alter(s->routing), .poison = true}, &got);
@@ -198,6 +202,7 @@ static void run_updates(const scene *s, int which, uint32_t number) {
   layout(&c, which);
   draw_caps(&c, number);
   c.debug.poison = true;
+  c.run.compute_immediate = number % 3 != 0;
   c.schedule = (__typeof__(c.schedule)){LEV_SCHEDULE_BOUNDED, LEV_SCHEDULE_BOUNDED, LEV_SCHEDULE_BOUNDED,
                                         LEV_SCHEDULE_BOUNDED, LEV_SCHEDULE_BOUNDED};
   name_case(s, &c, number, name, sizeof name);
@@ -229,7 +234,7 @@ static void expect_gap_after_one_step(const scene *s) {
 
 static void updates(int optimizer) {
   uint32_t number = 1000 * (uint32_t)(optimizer + 1);
-  static const int64_t lengths[SKEWS] = {53, 64, 29, 5};
+  static const int64_t lengths[SKEWS] = {53, 64, 41, 37, 29, 5};
   int which = 1;
   for (int routing = 0; routing < SKEWS && !t_failed(); ++routing) {
     scene s;

@@ -2,6 +2,7 @@
 #include "tests/train/tokens.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -48,25 +49,67 @@ static void write_tokens(const char *prefix, id_fn id_of, int64_t vocab, int64_t
   lev_megatron_writer_close(w);
 }
 
-static lev_loader *open_tokens(const lev_config *config, id_fn id_of, int64_t first, const int64_t *length,
-                               int n_lengths, int64_t tokens) {
-  char folder[] = "/tmp/levee-tokens-XXXXXX", prefix[64], path[80];
+/* ---- files that all loaders of the process share, written once ---- */
+
+typedef struct token_file {
+  id_fn id_of;
+  int64_t vocab;
+  char folder[32], prefix[40];
+} token_file;
+
+static token_file files[32];
+static int n_files;
+static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void remove_file(const token_file *f) {
+  const char *const suffix[] = {".idx", ".bin"};
+  char path[80];
+  for (int i = 0; i < 2; ++i) {
+    snprintf(path, sizeof path, "%s%s", f->prefix, suffix[i]);
+    unlink(path);
+  }
+  rmdir(f->folder);
+}
+
+static void remove_files(void) {
+  while (n_files > 0) remove_file(&files[--n_files]);
+}
+
+static bool make_file(token_file *f, id_fn id_of, int64_t vocab, int64_t first, const int64_t *length, int n_lengths,
+                      int64_t tokens) {
+  char folder[32] = "/tmp/levee-tokens-XXXXXX";
+  if (!T_EXPECT(mkdtemp(folder) != NULL)) return false;
+  *f = (token_file){.id_of = id_of, .vocab = vocab};
+  snprintf(f->folder, sizeof f->folder, "%s", folder);
+  snprintf(f->prefix, sizeof f->prefix, "%s/t", folder);
+  write_tokens(f->prefix, id_of, vocab, first, length, n_lengths, tokens);
+  return true;
+}
+
+static lev_loader *open_file(const lev_config *config, const token_file *f) {
   lev_loader *loader = NULL;
-  if (!T_EXPECT(mkdtemp(folder) != NULL)) return NULL;
-  snprintf(prefix, sizeof prefix, "%s/t", folder);
-  write_tokens(prefix, id_of, config->model.vocab_size, first, length, n_lengths, tokens);
-  lev_loader_options o = {.prefix = prefix,
+  lev_loader_options o = {.prefix = f->prefix,
                           .context = config->train.context,
                           .vocab = config->model.vocab_size,
                           .seed = (uint64_t)config->debug.seed};
-  T_EXPECT_OK(lev_loader_open(&o, &loader)); /* mapped: the names may go */
-  const char *const suffix[] = {".idx", ".bin"};
-  for (int i = 0; i < 2; ++i) {
-    snprintf(path, sizeof path, "%s%s", prefix, suffix[i]);
-    unlink(path);
-  }
-  rmdir(folder);
+  T_EXPECT_OK(lev_loader_open(&o, &loader));
   return loader;
+}
+
+/* A loader over the whole stream of id_of. */
+static lev_loader *open_stream(const lev_config *config, id_fn id_of) {
+  int64_t vocab = config->model.vocab_size;
+  pthread_mutex_lock(&files_lock);
+  int i = 0;
+  while (i < n_files && (files[i].id_of != id_of || files[i].vocab != vocab)) ++i;
+  bool made = i < n_files;
+  if (!made && T_EXPECT(n_files < (int)(sizeof files / sizeof *files))) {
+    if (n_files == 0) atexit(remove_files);
+    made = make_file(&files[i], id_of, vocab, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+    n_files += made;
+  }
+  pthread_mutex_unlock(&files_lock);
+  return made ? open_file(config, &files[i]) : NULL;
 }
 
 void tokens_write(const lev_config *config, const char *prefix) {
@@ -74,11 +117,11 @@ void tokens_write(const lev_config *config, const char *prefix) {
 }
 
 lev_loader *tokens_loader(const lev_config *config) {
-  return open_tokens(config, tokens_id, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+  return open_stream(config, tokens_id);
 }
 
 lev_loader *tokens_loader_text(const lev_config *config) {
-  return open_tokens(config, text_id, 0, lengths, sizeof lengths / sizeof *lengths, TOKENS);
+  return open_stream(config, text_id);
 }
 
 lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int64_t *length, int n) {
@@ -86,5 +129,9 @@ lev_loader *tokens_loader_of(const lev_config *config, int64_t first, const int6
   if (!T_EXPECT(n <= TOKENS_DOCUMENTS)) return NULL;
   for (int d = 0; d < n; ++d) tokens += with_next[d] = length[d];
   with_next[n] = 1;
-  return open_tokens(config, tokens_id, first, with_next, n + 1, tokens);
+  token_file own;
+  if (!make_file(&own, tokens_id, config->model.vocab_size, first, with_next, n + 1, tokens)) return NULL;
+  lev_loader *loader = open_file(config, &own);
+  remove_file(&own); /* mapped: the names may go */
+  return loader;
 }
