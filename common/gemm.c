@@ -37,7 +37,13 @@ static lev_status check(const lev_gemm_args *g) {
     LEV_TRY(check_matrix("A", g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->lda));
     LEV_TRY(check_matrix("B", g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb));
   }
-  return check_matrix("C", g->c, g->m, g->n, g->ldc);
+  LEV_TRY(check_matrix("C", g->c, g->m, g->n, g->ldc));
+  uintptr_t to = (uintptr_t)g->c, from = (uintptr_t)g->add;
+  size_t bytes = lev_bytes(g->m, g->ldc, lev_dtype_bytes(g->c_type));
+  if (g->add && from < to + bytes && to < from + bytes)
+    return lev_fail(LEV_ERR_ARG, "gemm: the matrix that is added overlaps C [%lld, %lld]", (long long)g->m,
+                    (long long)g->n);
+  return LEV_OK;
 }
 
 lev_status lev_gemm(lev_stream *stream, const lev_gemm_args *args) {

@@ -26,6 +26,7 @@ typedef struct lev_gemm_args {
   lev_dtype ab_type; /* of A and B */
   lev_dtype c_type;  /* ab_type or its arithmetic type */
   double alpha, beta;/* beta = 0 never reads C (NaN there is harmless) */
+  const void *add;   /* what beta multiplies, laid out as C; NULL = C itself. No overlap with C */
 } lev_gemm_args;
 
 /* Enqueues the product. m, n may be 0 (no-op); k = 0 scales C by beta. Deterministic for one machine and one shape.

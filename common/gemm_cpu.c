@@ -182,6 +182,10 @@ static void block_bf16(const lev_gemm_args *g, int64_t row, int64_t col, float *
 static void gemm_cpu(const void *args) {
   const lev_gemm_launch *launch = args;
   const lev_gemm_args *g = &launch->gemm;
+  size_t elem = lev_dtype_bytes(g->c_type), pitch = (size_t)g->ldc * elem;
+  for (int64_t i = 0; i < g->m && g->add && g->beta != 0; ++i)
+    memcpy((unsigned char *)g->c + (size_t)i * pitch, (const unsigned char *)g->add + (size_t)i * pitch,
+           (size_t)g->n * elem);
   if (g->ab_type != LEV_BF16) {
     lev_gemm_host(g);
     return;

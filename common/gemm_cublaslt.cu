@@ -95,8 +95,9 @@ shape_key key_of(const lev_gemm_launch *launch, int device) {
   key.workspace = (int64_t)launch->workspace_bytes;
   key.device = device, key.trans = g->trans_a + 2 * g->trans_b;
   key.ab_type = g->ab_type, key.c_type = g->c_type;
-  key.align_a = alignment(g->a), key.align_b = alignment(g->b), key.align_c = alignment(g->c);
-  key.accumulate = g->beta != 0;
+  key.align_a = alignment(g->a), key.align_b = alignment(g->b);
+  key.align_c = g->add ? lev_min_i64(alignment(g->c), alignment(g->add)) : alignment(g->c);
+  key.accumulate = g->beta == 0 ? 0 : g->add ? 2 : 1;
   return key;
 }
 
@@ -179,23 +180,26 @@ __device__ void store(lev_bf16 *p, float x) {
   *p = (lev_bf16)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
 }
 
-template <typename T, typename A> __global__ void scale_kernel(T *c, int64_t m, int64_t n, int64_t ldc, A beta) {
+/* `add` and C may be the same. */
+template <typename T, typename A>
+__global__ void scale_kernel(T *c, const T *add, int64_t m, int64_t n, int64_t ldc, A beta) {
   int64_t step = (int64_t)gridDim.x * blockDim.x;
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < m * n; i += step) {
-    T *at = c + i / n * ldc + i % n;
-    store(at, beta == 0 ? (A)0 : beta * load(at));
+    int64_t at = i / n * ldc + i % n;
+    store(c + at, beta == 0 ? (A)0 : beta * load(add + at));
   }
 }
 
 lev_status scale(const lev_gemm_args *g, cudaStream_t stream) {
   int64_t blocks = (g->m * g->n + 255) / 256;
   unsigned grid = (unsigned)(blocks < 4096 ? blocks : 4096);
+  const void *add = g->add ? g->add : g->c;
   if (g->c_type == LEV_F64)
-    scale_kernel<<<grid, 256, 0, stream>>>((double *)g->c, g->m, g->n, g->ldc, g->beta);
+    scale_kernel<<<grid, 256, 0, stream>>>((double *)g->c, (const double *)add, g->m, g->n, g->ldc, g->beta);
   else if (g->c_type == LEV_F32)
-    scale_kernel<<<grid, 256, 0, stream>>>((float *)g->c, g->m, g->n, g->ldc, (float)g->beta);
+    scale_kernel<<<grid, 256, 0, stream>>>((float *)g->c, (const float *)add, g->m, g->n, g->ldc, (float)g->beta);
   else
-    scale_kernel<<<grid, 256, 0, stream>>>((lev_bf16 *)g->c, g->m, g->n, g->ldc, (float)g->beta);
+    scale_kernel<<<grid, 256, 0, stream>>>((lev_bf16 *)g->c, (const lev_bf16 *)add, g->m, g->n, g->ldc, (float)g->beta);
   return lev_cuda_launched("gemm: scaling C");
 }
 
@@ -218,7 +222,7 @@ lev_status lev_gemm_cuda(const void *args, void *cuda_stream) {
   float alpha = (float)g->alpha, beta = (float)g->beta;
   bool f64 = g->ab_type == LEV_F64;
   const void *alpha_at = f64 ? (const void *)&g->alpha : &alpha, *beta_at = f64 ? (const void *)&g->beta : &beta;
-  LT_TRY(cublasLtMatmul(handle, &d.op, alpha_at, g->b, &d.first, g->a, &d.second, beta_at, g->c, &d.out, g->c, &d.out,
-                        &algo, launch->workspace, launch->workspace_bytes, stream));
+  LT_TRY(cublasLtMatmul(handle, &d.op, alpha_at, g->b, &d.first, g->a, &d.second, beta_at, g->add ? g->add : g->c,
+                        &d.out, g->c, &d.out, &algo, launch->workspace, launch->workspace_bytes, stream));
   return LEV_OK;
 }

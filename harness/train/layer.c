@@ -58,22 +58,35 @@ static lev_status prefetch(lev_rank *rank, int layer) {
 
 /* ---- products with a weight W [out, in] ---- */
 
+static lev_gemm_args product(const lev_layer_run *r, int64_t rows, const void *x, int64_t in, const void *w,
+                             int64_t out, void *y, lev_dtype y_type) {
+  return (lev_gemm_args){.m = rows,
+                         .n = out,
+                         .k = in,
+                         .trans_b = true,
+                         .a = x,
+                         .b = w,
+                         .c = y,
+                         .lda = in,
+                         .ldb = in,
+                         .ldc = out,
+                         .ab_type = r->t,
+                         .c_type = y_type,
+                         .alpha = 1};
+}
+
 lev_status lev_layer_product(const lev_layer_run *r, int64_t rows, const void *x, int64_t in, const void *w,
                              int64_t out, void *y, lev_dtype y_type, double beta) {
-  return lev_gemm(r->rank->compute, &(lev_gemm_args){.m = rows,
-                                                     .n = out,
-                                                     .k = in,
-                                                     .trans_b = true,
-                                                     .a = x,
-                                                     .b = w,
-                                                     .c = y,
-                                                     .lda = in,
-                                                     .ldb = in,
-                                                     .ldc = out,
-                                                     .ab_type = r->t,
-                                                     .c_type = y_type,
-                                                     .alpha = 1,
-                                                     .beta = beta});
+  lev_gemm_args args = product(r, rows, x, in, w, out, y, y_type);
+  args.beta = beta;
+  return lev_gemm(r->rank->compute, &args);
+}
+
+lev_status lev_layer_product_add(const lev_layer_run *r, int64_t rows, const void *x, int64_t in, const void *w,
+                                 int64_t out, void *y, const void *add) {
+  lev_gemm_args args = product(r, rows, x, in, w, out, y, r->t);
+  args.beta = 1, args.add = add;
+  return lev_gemm(r->rank->compute, &args);
 }
 
 lev_status lev_layer_product_dx(const lev_layer_run *r, int64_t rows, const void *dy, int64_t out, const void *w,

@@ -30,6 +30,9 @@ typedef struct lev_attention_out {
 /* y [rows, out] = x [rows, in] W^T + beta y; y of type `y_type`. */
 LEV_MUST_CHECK lev_status lev_layer_product(const lev_layer_run *r, int64_t rows, const void *x, int64_t in,
                                             const void *w, int64_t out, void *y, lev_dtype y_type, double beta);
+/* y [rows, out] = x [rows, in] W^T + add, all T. */
+LEV_MUST_CHECK lev_status lev_layer_product_add(const lev_layer_run *r, int64_t rows, const void *x, int64_t in,
+                                                const void *w, int64_t out, void *y, const void *add);
 /* dx [rows, in] = dy [rows, out] W + beta dx. */
 LEV_MUST_CHECK lev_status lev_layer_product_dx(const lev_layer_run *r, int64_t rows, const void *dy, int64_t out,
                                                const void *w, int64_t in, void *dx, double beta);

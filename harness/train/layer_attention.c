@@ -106,8 +106,7 @@ lev_status lev_attention_forward(const lev_layer_run *r, const void *in, lev_att
 
 /* out = in + O Wo. */
 lev_status lev_attention_add(const lev_layer_run *r, const void *in, const void *o, void *out) {
-  LEV_TRY(lev_copy(r->rank->compute, out, in, lev_bytes(r->n, r->m->hidden, lev_dtype_bytes(r->t)), "hidden.residual"));
-  return lev_layer_product(r, r->n, o, r->q_cols, r->w[LEV_W_O], r->m->hidden, out, r->t, 1);
+  return lev_layer_product_add(r, r->n, o, r->q_cols, r->w[LEV_W_O], r->m->hidden, out, in);
 }
 
 /* Gradients of one projection of q, k or v: dW += dp^T x, dx (+)= dp W. */
