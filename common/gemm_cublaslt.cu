@@ -96,7 +96,8 @@ shape_key key_of(const lev_gemm_launch *launch, int device) {
   key.device = device, key.trans = g->trans_a + 2 * g->trans_b;
   key.ab_type = g->ab_type, key.c_type = g->c_type;
   key.align_a = alignment(g->a), key.align_b = alignment(g->b);
-  key.align_c = g->add ? lev_min_i64(alignment(g->c), alignment(g->add)) : alignment(g->c);
+  key.align_c = alignment(g->c);
+  if (g->add && alignment(g->add) < key.align_c) key.align_c = alignment(g->add);
   key.accumulate = g->beta == 0 ? 0 : g->add ? 2 : 1;
   return key;
 }
