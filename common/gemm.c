@@ -59,3 +59,73 @@ lev_status lev_gemm(lev_stream *stream, const lev_gemm_args *args) {
   if (args->m == 0 || args->n == 0) return LEV_OK;
   return LEV_LAUNCH(stream, &lev_gemm_kernel, launch);
 }
+
+/* ---- groups ---- */
+
+const lev_kernel lev_gemm_grouped_kernel = {.name = "gemm_grouped", .cuda = LEV_CUDA(lev_gemm_grouped_cuda)};
+
+static lev_gemm_args group_args(const lev_gemm_grouped_args *a, int64_t g) {
+  lev_gemm_args one = a->gemm;
+  size_t ab = lev_dtype_bytes(one.ab_type), c = lev_dtype_bytes(one.c_type);
+  if (one.a) one.a = (const char *)one.a + (size_t)(a->first[g] * one.lda) * ab;
+  if (a->ragged == LEV_RAGGED_ROWS) {
+    one.m = a->rows[g], one.b = a->each[g];
+    if (one.c) one.c = (char *)one.c + (size_t)(a->first[g] * one.ldc) * c;
+  } else {
+    one.k = a->rows[g], one.c = a->each[g];
+    if (one.b) one.b = (const char *)one.b + (size_t)(a->first[g] * one.ldb) * ab;
+  }
+  return one;
+}
+
+static lev_status check_groups(const lev_gemm_grouped_args *a) {
+  bool depth = a->ragged == LEV_RAGGED_DEPTH;
+  if (a->groups < 0 || (a->groups > 0 && (!a->first || !a->rows || !a->each)))
+    return lev_fail(LEV_ERR_ARG, "grouped gemm: %lld groups, or NULL arrays of them", (long long)a->groups);
+  if (a->gemm.trans_a != depth || (depth && a->gemm.trans_b))
+    return lev_fail(LEV_ERR_ARG, "grouped gemm by %s: trans_a must be %s%s", depth ? "depth" : "rows",
+                    depth ? "set" : "unset", depth ? " and trans_b unset" : "");
+  for (int64_t g = 0; g < a->groups; ++g) {
+    if (a->first[g] < 0 || a->rows[g] < 0)
+      return lev_fail(LEV_ERR_ARG, "grouped gemm: group %lld has %lld rows from row %lld on", (long long)g,
+                      (long long)a->rows[g], (long long)a->first[g]);
+    lev_gemm_args one = group_args(a, g);
+    LEV_TRY(check(&one));
+  }
+  return LEV_OK;
+}
+
+static bool whole_16(const void *data, int64_t ld, lev_dtype type) {
+  return (uintptr_t)data % 16 == 0 && (size_t)ld * lev_dtype_bytes(type) % 16 == 0;
+}
+
+/* Whether the cuda kernel for groups can compute them: see lev_gemm_grouped. */
+static bool one_launch(const lev_gemm_grouped_args *a) {
+  const lev_gemm_args *g = &a->gemm;
+  bool depth = a->ragged == LEV_RAGGED_DEPTH, any = false;
+  int64_t inner = depth ? g->m : g->k;
+  if (g->ab_type != LEV_BF16 || g->alpha != 1 || g->n <= 0 || inner <= 0 || g->n % 8 != 0 || inner % 8 != 0)
+    return false;
+  if (g->c_type == LEV_BF16 ? g->beta != 0 : g->beta != 0 && g->beta != 1) return false;
+  if (!whole_16(g->a, g->lda, LEV_BF16)) return false;
+  if (!whole_16(depth ? g->b : NULL, g->ldb, LEV_BF16) || !whole_16(depth ? NULL : g->c, g->ldc, g->c_type))
+    return false;
+  for (int64_t i = 0; i < a->groups; ++i) {
+    if ((uintptr_t)a->each[i] % 16 != 0 || a->first[i] + a->rows[i] > INT_MAX - 4096) return false;
+    any = any || a->rows[i] > 0;
+  }
+  return any;
+}
+
+lev_status lev_gemm_grouped(lev_stream *stream, const lev_gemm_grouped_args *args) {
+  LEV_TRY(check_groups(args));
+  if (lev_device_backend(lev_stream_device(stream)) == LEV_BACKEND_CUDA && one_launch(args)) {
+    lev_gemm_grouped_launch launch = {args};
+    return LEV_LAUNCH(stream, &lev_gemm_grouped_kernel, launch);
+  }
+  for (int64_t g = 0; g < args->groups; ++g) {
+    lev_gemm_args one = group_args(args, g);
+    LEV_TRY(lev_gemm(stream, &one));
+  }
+  return LEV_OK;
+}

@@ -16,6 +16,13 @@ typedef struct lev_gemm_launch {
 } lev_gemm_launch;
 
 extern const lev_kernel lev_gemm_kernel; /* args: lev_gemm_launch */
+/* For what gemm.c's one_launch says yes to, on cuda only; the arrays are read during the launch. */
+typedef struct lev_gemm_grouped_launch {
+  const lev_gemm_grouped_args *args;
+} lev_gemm_grouped_launch;
+extern const lev_kernel lev_gemm_grouped_kernel; /* args: lev_gemm_grouped_launch */
+lev_status lev_gemm_grouped_cuda(const void *args, void *cuda_stream);
+
 size_t lev_gemm_cpu_workspace(lev_dtype ab_type);
 lev_status lev_gemm_cuda(const void *args, void *cuda_stream);
 

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel of the grouped products: bf16 operands, f32 sums, one launch for up to kGroups groups.
+ *
+ * A block of three warpgroups works off tiles of 128 x 256. One warp of the first copies boxes of 64 x 64 elements of A
+ * and B into a ring of kStages stages (bulk tensor copies, 128-byte swizzle); each of the other two multiplies 64 rows
+ * of the tile and stores them from its registers. The two run apart by up to the depth of the ring, so that one stores
+ * while the other multiplies. Two blocks make a cluster and share the boxes they have in common: neighbours along M
+ * share B, neighbours along N share A; each fetches half of them for both.
+ *
+ * Ragged groups. By rows (forward, gradient of the input): a tile that passes the end of its group multiplies rows of
+ * the next one too and does not store them. By depth (gradient of weights): K is the group's rows; what the last box
+ * holds beyond them is overwritten with zeros before it is multiplied, so not even a NaN of the next group gets in.
+ *
+ * Every element of C is summed by one thread in the order of K: the bits do not depend on the schedule. */
+#ifndef LEV_COMMON_GEMM_GROUPED_CUH
+#define LEV_COMMON_GEMM_GROUPED_CUH
+
+#include "common/hopper.cuh"
+#include "common/kernel.cuh"
+
+namespace lev_grouped {
+
+constexpr int kGroups = 64;                           /* of one launch */
+constexpr int kTileM = 128, kTileN = 256, kStep = 64; /* of one block; depth of a stage */
+constexpr int kStages = 4;
+constexpr uint32_t kBox = 64 * 64 * 2, kBoxesA = kTileM / 64, kBoxesB = kTileN / 64; /* boxes of 8 KiB */
+constexpr uint32_t kStage = (kBoxesA + kBoxesB) * kBox;
+constexpr uint32_t kShared = kStages * kStage + 2 * kStages * 8 + 1024; /* 1024: the ring is aligned to that */
+constexpr int kThreads = 384;
+constexpr int kPanel = 2048;  /* columns of C that are worked off together, for reuse in L2 */
+constexpr int kOrder = 4096;  /* tiles whose order a launch can prescribe */
+constexpr int kWorkers = 160; /* clusters of a launch */
+
+/* Which tiles the two blocks of a cluster take. */
+enum pairing { PAIR_NONE, PAIR_ALONG_M, PAIR_ALONG_N }; /* PAIR_NONE: a block alone */
+
+/* One instance of the kernel. by_depth: K is ragged, else M. trans_b: B is stored [N, K]. Out: float, or lev_bf16 where
+ * it does not accumulate (C +=). */
+template <bool by_depth_, bool trans_b_, class Out_, bool accumulate_, pairing pair_> struct shape {
+  static constexpr bool by_depth = by_depth_, trans_b = trans_b_, accumulate = accumulate_;
+  using Out = Out_;
+  static constexpr pairing pair = pair_;
+  static constexpr int blocks = pair_ == PAIR_NONE ? 1 : 2;
+  static constexpr int span_m = kTileM * (pair_ == PAIR_ALONG_M ? 2 : 1); /* of a cluster's tile */
+  static constexpr int span_n = kTileN * (pair_ == PAIR_ALONG_N ? 2 : 1);
+};
+
+/* Kernel parameters. Tiles of clusters are numbered group by group. */
+template <bool by_depth> struct params {
+  CUtensorMap a;
+  CUtensorMap b[by_depth ? 1 : kGroups];
+  void *c[by_depth ? kGroups : 1];
+  int32_t begin[kGroups], rows[kGroups]; /* of each group, in A (and C or B) */
+  int32_t first_tile[kGroups + 1];
+  int64_t ldc;
+  int32_t groups, m, n, k; /* m or k: unused where it is the ragged one */
+  bool ordered;            /* worker w takes order[order_begin[w]] to order[order_begin[w + 1] - 1] */
+  int32_t order_begin[by_depth ? kWorkers + 1 : 1];
+  uint16_t order[by_depth ? kOrder : 1];
+};
+
+/* A block's tile. */
+struct tile {
+  int group, m, n; /* first row and column within the group */
+  int begin;       /* first row of the group */
+  int depth;       /* K */
+  int rows;        /* of C in this group from the tile's first on; may be <= 0 or past the tile */
+};
+
+/* Works off the tiles of a block: their groups only grow, so that each is found from the one before. Group tables lie
+ * in shared memory, since parameters read at computed places come slowly. */
+struct group_table {
+  int32_t begin[kGroups], rows[kGroups], first_tile[kGroups + 1];
+};
+template <class S> struct tiles {
+  const params<S::by_depth> &p;
+  const group_table &groups;
+  int rank, worker, step, at, end, group = 0;
+
+  __device__ __forceinline__ tiles(const params<S::by_depth> &p_, const group_table &groups_, uint32_t rank_)
+      : p(p_), groups(groups_), rank((int)rank_), worker(blockIdx.x / S::blocks), step(gridDim.x / S::blocks) {
+    at = worker, end = groups.first_tile[p.groups];
+    if constexpr (S::by_depth)
+      if (p.ordered) at = p.order_begin[worker], end = p.order_begin[worker + 1], step = 1;
+  }
+
+  /* The next tile; false past the last one. Uniform over the cluster but for m and n. */
+  __device__ __forceinline__ bool next(tile *t) {
+    if (at >= end) return false;
+    int i = at;
+    at += step;
+    if constexpr (S::by_depth)
+      if (p.ordered) i = p.order[i];
+    while (groups.first_tile[group + 1] <= i) ++group;
+    i -= groups.first_tile[group];
+    int m = S::by_depth ? p.m : groups.rows[group];
+    int tiles_m = (m + S::span_m - 1) / S::span_m, tiles_n = (p.n + S::span_n - 1) / S::span_n;
+    constexpr int width = kPanel / S::span_n;
+    int panel = i / (width * tiles_m), in_panel = i % (width * tiles_m);
+    int columns = min(width, tiles_n - panel * width);
+    t->group = group;
+    t->begin = groups.begin[group];
+    t->m = in_panel / columns * S::span_m + (S::pair == PAIR_ALONG_M ? rank * kTileM : 0);
+    t->n = (panel * width + in_panel % columns) * S::span_n + (S::pair == PAIR_ALONG_N ? rank * kTileN : 0);
+    t->depth = S::by_depth ? groups.rows[group] : p.k;
+    t->rows = m - t->m;
+    return true;
+  }
+};
+
+/* Ring position: stage and the parity of its phase. */
+struct place {
+  uint32_t stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+struct ring {
+  uint32_t data, full, empty; /* shared addresses */
+  __device__ __forceinline__ uint32_t a(uint32_t stage) const { return data + stage * kStage; }
+  __device__ __forceinline__ uint32_t b(uint32_t stage) const { return data + stage * kStage + kBoxesA * kBox; }
+  __device__ __forceinline__ uint32_t filled(uint32_t stage) const { return full + stage * 8; }
+  __device__ __forceinline__ uint32_t emptied(uint32_t stage) const { return empty + stage * 8; }
+};
+
+/* ---- the warp that copies ---- */
+
+/* Box i of an operand whose rows (M or N) start at `row`: stored [rows, K] or, transposed, [K, rows]. */
+template <bool k_inside>
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap *map, uint32_t full, int row, int k, int i,
+                                         bool shared) {
+  int x = k_inside ? k : row + 64 * i, y = k_inside ? row + 64 * i : k;
+  if (shared)
+    lev_tma_load_to(to + i * kBox, map, full, x, y, 3);
+  else
+    lev_tma_load(to + i * kBox, map, full, x, y);
+}
+
+template <class S>
+__device__ __forceinline__ void load_stage(const params<S::by_depth> &p, const ring &r, const tile &t, int k,
+                                           uint32_t stage, uint32_t rank) {
+  constexpr bool share_a = S::pair == PAIR_ALONG_N, share_b = S::pair == PAIR_ALONG_M;
+  constexpr int n_a = share_a ? kBoxesA / 2 : kBoxesA, n_b = share_b ? kBoxesB / 2 : kBoxesB;
+  uint32_t full = r.filled(stage);
+  int k_a = S::by_depth ? t.begin + k : k, row_a = S::by_depth ? t.m : t.begin + t.m;
+  lev_barrier_expect(full, kStage);
+#pragma unroll
+  for (int i = 0; i < n_a; ++i)
+    load_box<!S::by_depth>(r.a(stage), &p.a, full, row_a, k_a, i + (share_a ? (int)rank * n_a : 0), share_a);
+  const CUtensorMap *map = &p.b[S::by_depth ? 0 : t.group];
+#pragma unroll
+  for (int i = 0; i < n_b; ++i)
+    load_box<S::trans_b>(r.b(stage), map, full, t.n, k_a, i + (share_b ? (int)rank * n_b : 0), share_b);
+}
+
+/* C is read at the end of a tile and comes into L2 until then, some rows with each stage: all at once would keep the
+ * copies waiting. `step` counts the tile's stages. */
+template <class S>
+__device__ __forceinline__ void prefetch_c(const params<S::by_depth> &p, const tile &t, int step, int lane) {
+  using Out = typename S::Out;
+  int columns = min(kTileN, p.n - t.n), per_step = (kTileM * kStep + t.depth - 1) / t.depth;
+  int64_t first = S::by_depth ? t.m : t.begin + t.m;
+  const Out *c = static_cast<const Out *>(p.c[S::by_depth ? t.group : 0]) + first * p.ldc + t.n;
+  int end = min(min(kTileM, t.rows), (step + 1) * per_step);
+  for (int row = step * per_step + lane; row < end && columns > 0; row += 32)
+    lev_prefetch_l2(c + row * p.ldc, (uint32_t)columns * sizeof(Out));
+}
+
+template <class S>
+__device__ void copy_tiles(const params<S::by_depth> &p, tiles<S> todo, const ring &r, uint32_t rank, int lane) {
+  place at;
+  tile t;
+  while (todo.next(&t)) {
+    if (!S::by_depth && lane == 0) lev_tma_prefetch_map(&p.b[t.group]);
+#pragma unroll 1
+    for (int k = 0; k < t.depth; k += kStep, at.next()) {
+      lev_barrier_wait(r.emptied(at.stage), at.parity ^ 1);
+      if (lane == 0) load_stage<S>(p, r, t, k, at.stage, rank);
+      __syncwarp();
+      if (S::accumulate) prefetch_c<S>(p, t, k / kStep, lane);
+    }
+  }
+}
+
+/* ---- the warpgroups that multiply ---- */
+
+/* This warp has read the stage: tells every block that copies into it. */
+template <class S> __device__ __forceinline__ void release(const ring &r, uint32_t stage, int lane) {
+  if (lane < S::blocks) lev_barrier_arrive_at(r.emptied(stage), (uint32_t)lane);
+}
+
+/* Rows `valid` to 63 of all boxes of the stage become zero. Both warpgroups. */
+__device__ __forceinline__ void blank_rows(const ring &r, uint32_t stage, int valid) {
+  constexpr int boxes = kBoxesA + kBoxesB;
+  int rest = (kStep - valid) * 8; /* 16-byte units of a box */
+  for (int i = threadIdx.x - 128; i < rest * boxes; i += 256)
+    asm volatile(
+        "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(r.a(stage) + i / rest * kBox + valid * 128 + i % rest * 16),
+        "r"(0)
+        : "memory");
+  lev_async_fence();
+  lev_named_sync(1, 256);
+}
+
+/* The sums of 64 rows, stage by stage; all stages are released. */
+template <class S>
+__device__ __forceinline__ void multiply(const ring &r, place *at, int depth, int group64, int lane, float (&d)[128]) {
+  constexpr uint32_t step_a = S::by_depth ? 16 * 128 : 32, step_b = S::trans_b ? 32 : 16 * 128; /* of K = 16 */
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int k = 0; k < depth; k += kStep, at->next()) {
+    lev_barrier_wait(r.filled(at->stage), at->parity);
+    if (S::by_depth && depth - k < kStep) blank_rows(r, at->stage, depth - k);
+    uint64_t a = lev_wgmma_operand(r.a(at->stage) + group64 * kBox, kBox, 1024);
+    uint64_t b = lev_wgmma_operand(r.b(at->stage), kBox, 1024);
+    lev_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kStep / 16; ++i)
+      lev_wgmma_64x256<S::by_depth, !S::trans_b>(d, a + i * (step_a >> 4), b + i * (step_b >> 4), k > 0 || i > 0);
+    lev_wgmma_commit();
+    lev_wgmma_wait<1>();
+    if (k > 0) release<S>(r, before, lane);
+    before = at->stage;
+  }
+  lev_wgmma_wait<0>();
+  if (depth > 0) release<S>(r, before, lane);
+}
+
+/* A warpgroup whose rows are all past the end. */
+template <class S> __device__ __forceinline__ void pass_by(const ring &r, place *at, int depth, int lane) {
+#pragma unroll 1
+  for (int k = 0; k < depth; k += kStep, at->next()) {
+    lev_barrier_wait(r.filled(at->stage), at->parity);
+    if (S::by_depth && depth - k < kStep) blank_rows(r, at->stage, depth - k);
+    release<S>(r, at->stage, lane);
+  }
+}
+
+/* which ? a : b, never as a branch: sums that are read in a divergent branch would make the compiler wait for every
+ * product before it starts the next. */
+__device__ __forceinline__ uint32_t pick(bool which, uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nselp.b32 %0, %1, %2, p;\n}"
+      : "=r"(out)
+      : "r"(a), "r"(b), "r"((uint32_t)which));
+  return out;
+}
+__device__ __forceinline__ float pick(bool which, float a, float b) {
+  return __uint_as_float(pick(which, __float_as_uint(a), __float_as_uint(b)));
+}
+__device__ __forceinline__ uint32_t from_lane_xor(uint32_t x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+__device__ __forceinline__ float from_lane_xor(float x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+
+/* One access, which the compiler would sometimes split. */
+__device__ __forceinline__ void store_16(void *to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* Lane q of four holds in word i what belongs into word q of lane i. */
+__device__ __forceinline__ void transpose_4x4(uint32_t (&w)[4], int q) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    bool set = q & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (!(i & bit)) { /* the words i and i + bit of lanes q and q + bit: one of each changes places */
+        uint32_t other = from_lane_xor(pick(set, w[i], w[i + bit]), bit);
+        w[i] = pick(set, other, w[i]), w[i + bit] = pick(set, w[i + bit], other);
+      }
+  }
+}
+
+/* Stores 64 rows by 16 bytes a thread: `c` at the first row and column, `rows` and `columns` of them exist. */
+template <bool accumulate>
+__device__ __forceinline__ void store_rows(const float (&d)[128], lev_bf16 *c, int64_t ldc, int rows, int columns) {
+  static_assert(!accumulate, "C += in bf16");
+  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, q = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int row = warp * 16 + lane / 4 + 8 * half;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) { /* 32 columns: four of 8, one of them for each lane of four */
+      uint32_t w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        __nv_bfloat162 two = __floats2bfloat162_rn(d[16 * j + 4 * i + 2 * half], d[16 * j + 4 * i + 2 * half + 1]);
+        memcpy(&w[i], &two, 4);
+      }
+      transpose_4x4(w, q);
+      int column = 32 * j + 8 * q;
+      if (row < rows && column < columns) store_16(c + row * ldc + column, w[0], w[1], w[2], w[3]);
+    }
+  }
+}
+template <bool accumulate>
+__device__ __forceinline__ void store_rows(const float (&d)[128], float *c, int64_t ldc, int rows, int columns) {
+  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, q = lane % 4;
+  bool odd = q & 1;
+  int in_pair = 4 * (q / 2) + (odd ? 8 : 0); /* column within 16: even lanes take the first 8, odd ones the others */
+#pragma unroll
+  for (int j = 0; j < 16; j += 4) { /* 64 columns at a time: the reads of eight stores are under way together */
+    float4 sum[8], old[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      int row = warp * 16 + lane / 4 + 8 * (i / 4), column = 16 * (j + i % 4) + in_pair;
+      old[i] = make_float4(0, 0, 0, 0);
+      if (accumulate && row < rows && column < columns)
+        old[i] = *reinterpret_cast<const float4 *>(c + row * ldc + column);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float *x = d + 8 * (j + i % 4) + 2 * (i / 4), *y = x + 4;
+      float u = from_lane_xor(pick(odd, x[0], y[0]), 1), v = from_lane_xor(pick(odd, x[1], y[1]), 1);
+      sum[i] = make_float4(pick(odd, u, x[0]), pick(odd, v, x[1]), pick(odd, y[0], u), pick(odd, y[1], v));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      int row = warp * 16 + lane / 4 + 8 * (i / 4), column = 16 * (j + i % 4) + in_pair;
+      if (accumulate) sum[i].x += old[i].x, sum[i].y += old[i].y, sum[i].z += old[i].z, sum[i].w += old[i].w;
+      if (row < rows && column < columns)
+        store_16(c + row * ldc + column, __float_as_uint(sum[i].x), __float_as_uint(sum[i].y),
+                 __float_as_uint(sum[i].z), __float_as_uint(sum[i].w));
+    }
+  }
+}
+
+/* The product of a group without rows, by depth. */
+template <class Out> __device__ __forceinline__ void store_zeros(Out *c, int64_t ldc, int rows, int columns) {
+  constexpr int units = kTileN * (int)sizeof(Out) / 16; /* of a row */
+  for (int i = threadIdx.x % 128; i < 64 * units; i += 128)
+    if (i / units < rows && i % units * (16 / (int)sizeof(Out)) < columns)
+      reinterpret_cast<uint4 *>(c + i / units * ldc)[i % units] = make_uint4(0, 0, 0, 0);
+}
+
+template <class S>
+__device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, const ring &r, int group64, int lane) {
+  using Out = typename S::Out;
+  place at;
+  tile t;
+  float d[128];
+  while (todo.next(&t)) {
+    int rows = t.rows - group64 * 64;
+    if (rows <= 0 || t.n >= p.n) {
+      pass_by<S>(r, &at, t.depth, lane);
+      continue;
+    }
+    Out *c = static_cast<Out *>(p.c[S::by_depth ? t.group : 0]) +
+             ((S::by_depth ? 0 : t.begin) + (int64_t)t.m + group64 * 64) * p.ldc + t.n;
+    if (S::by_depth && t.depth == 0) {
+      if (!S::accumulate) store_zeros(c, p.ldc, rows, p.n - t.n);
+      continue;
+    }
+    multiply<S>(r, &at, t.depth, group64, lane, d);
+    store_rows<S::accumulate>(d, c, p.ldc, rows, p.n - t.n);
+  }
+}
+
+/* ---- the kernel ---- */
+
+template <class S>
+__global__ void __cluster_dims__(S::blocks, 1, 1) __launch_bounds__(kThreads, 1)
+    multiply_groups(const __grid_constant__ params<S::by_depth> p) {
+  extern __shared__ unsigned char shared[];
+  __shared__ group_table groups;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t rank = S::blocks == 1 ? 0 : lev_cluster_rank();
+  ring r;
+  r.data = (lev_shared_address(shared) + 1023) & ~1023u;
+  r.full = r.data + kStages * kStage, r.empty = r.full + kStages * 8;
+  for (int i = threadIdx.x; i <= p.groups; i += kThreads) {
+    groups.first_tile[i] = p.first_tile[i];
+    if (i < p.groups) groups.begin[i] = p.begin[i], groups.rows[i] = p.rows[i];
+  }
+  if (threadIdx.x == 0) {
+    for (uint32_t s = 0; s < kStages; ++s) {
+      lev_barrier_init(r.filled(s), 1);
+      lev_barrier_init(r.emptied(s), 8 * S::blocks);
+    }
+    lev_barriers_ready();
+    lev_tma_prefetch_map(&p.a);
+  }
+  lev_cluster_sync();
+  tiles<S> todo(p, groups, rank);
+  if (warp < 4) {
+    lev_give_registers<56>();
+    if (warp == 0) copy_tiles<S>(p, todo, r, rank, lane);
+  } else {
+    lev_take_registers<224>();
+    multiply_tiles<S>(p, todo, r, warp / 4 - 1, lane);
+  }
+  lev_cluster_sync(); /* a block stays while the other may still copy into it or arrive at its barriers */
+}
+
+} // namespace lev_grouped
+
+#endif
