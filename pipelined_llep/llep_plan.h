@@ -47,6 +47,14 @@ typedef struct llep_move {
   int owner, helper;
 } llep_move;
 
+/* The experts of a tile. At most one piece of each: [columns of this rank]. */
+typedef struct llep_pieces {
+  int64_t n;
+  int64_t *column, *offset; /* the expert, and the first of its rows in the chunk that is here */
+  int64_t *first, *rows;    /* rows in the tile */
+  void **each;              /* matrices of the product being enqueued */
+} llep_pieces;
+
 /* Routes of one layer, remembered from forward to backward. */
 typedef struct llep_layer {
   bool valid;
@@ -82,10 +90,12 @@ struct llep_plan {
   llep_layer *layers;
   /* host working memory of one call */
   int64_t *tokens;                         /* [Ep] */
-  int64_t *send_rows, *recv_rows, *cursor; /* [Ep] */
+  int64_t *send_rows, *recv_rows, *cursor; /* [Ep]; cursor: start of a column's run of each source */
+  int64_t cursor_column;                   /* that column */
   int64_t *sent, *received;                /* [Ep] rows of the chunk being cut */
   int64_t *unit;                           /* [Ep] gradient pieces returned to each owner */
   lev_comm_move *exchange;                 /* [2 Ep F] */
+  llep_pieces pieces;                      /* of the tile being computed */
   /* dry only */
   int64_t *dry_tokens; /* [Ep] for which `host` holds the tables; -1 = none */
   int dry_layer;       /* latest layer measured, with these tokens; -1 = none */

@@ -134,16 +134,11 @@ static lev_status combine(const llep_pass *s, int64_t i) {
 
 /* ---- experts ---- */
 
-/* Up to tile_rows rows of one expert: where they are while they are computed. */
+/* Up to tile_rows rows of one or more experts, plan->pieces of them: where they are while they are computed. */
 typedef struct llep_tile {
   int64_t rows;
   unsigned char *x, *dy, *probs;
 } llep_tile;
-
-static const unsigned char *expert_weights(const llep_pass *s, int64_t column) {
-  int64_t own = s->p->own_experts;
-  return column < own ? s->w + (size_t)column * s->weight : s->p->work.foreign + (size_t)(column - own) * s->weight;
-}
 
 /* Bytes of a scalar of dw. */
 static size_t gradient_scalar(const llep_pass *s) {
@@ -156,51 +151,86 @@ static unsigned char *expert_gradient(const llep_pass *s, int64_t column) {
   return column < own ? s->dw + (size_t)column * bytes : s->p->work.foreign_grad + (size_t)(column - own) * bytes;
 }
 
-/* C[m, n] = op(A) op(B) + beta C on the compute stream. */
-static lev_status product(const llep_pass *s, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-                          const void *a, int64_t lda, const void *b, int64_t ldb, void *c, bool gradient) {
-  return lev_gemm(s->compute, &(lev_gemm_args){.m = m,
-                                               .n = n,
-                                               .k = k,
-                                               .trans_a = trans_a,
-                                               .trans_b = trans_b,
-                                               .a = a,
-                                               .b = b,
-                                               .c = c,
-                                               .lda = lda,
-                                               .ldb = ldb,
-                                               .ldc = n,
-                                               .ab_type = s->type,
-                                               .c_type = gradient && !s->overwrite ? s->arith : s->type,
-                                               .alpha = 1,
-                                               .beta = gradient && !s->overwrite ? 1 : 0});
+/* The matrices of a product: of each piece's weights or of its gradients, from scalar `offset` on. */
+static void *const *list_weights(const llep_pass *s, int64_t offset) {
+  llep_plan *p = s->p;
+  size_t scalar = s->row / (size_t)p->cfg.hidden;
+  for (int64_t i = 0; i < p->pieces.n; ++i) {
+    int64_t column = p->pieces.column[i], own = p->own_experts;
+    const unsigned char *w =
+        column < own ? s->w + (size_t)column * s->weight : p->work.foreign + (size_t)(column - own) * s->weight;
+    p->pieces.each[i] = (unsigned char *)(uintptr_t)w + (size_t)offset * scalar;
+  }
+  return p->pieces.each;
+}
+static void *const *list_gradients(const llep_pass *s, int64_t offset) {
+  llep_plan *p = s->p;
+  for (int64_t i = 0; i < p->pieces.n; ++i)
+    p->pieces.each[i] = expert_gradient(s, p->pieces.column[i]) + (size_t)offset * gradient_scalar(s);
+  return p->pieces.each;
 }
 
-/* The tile's rows are replaced by the expert's output. */
-static lev_status tile_forward(const llep_pass *s, int64_t column, const llep_tile *t) {
+/* C[rows, n] = A[rows, k] op(W) for the tile's rows, W each expert's own from scalar `offset` on. */
+static lev_status times_weights(const llep_pass *s, int64_t offset, bool trans_b, int64_t n, int64_t k, const void *a,
+                                int64_t lda, void *c) {
+  const llep_pieces *t = &s->p->pieces;
+  lev_gemm_args like = {.n = n,
+                        .k = k,
+                        .trans_b = trans_b,
+                        .a = a,
+                        .c = c,
+                        .lda = lda,
+                        .ldb = trans_b ? k : n,
+                        .ldc = n,
+                        .ab_type = s->type,
+                        .c_type = s->type,
+                        .alpha = 1};
+  return lev_gemm_grouped(
+      s->compute, &(lev_gemm_grouped_args){like, LEV_RAGGED_ROWS, t->n, t->first, t->rows, list_weights(s, offset)});
+}
+
+/* dW[m, n] += A[rows, m]^T B[rows, n] for each expert (= where they are overwritten). */
+static lev_status add_gradients(const llep_pass *s, int64_t offset, int64_t m, int64_t n, const void *a,
+                                const void *b) {
+  const llep_pieces *t = &s->p->pieces;
+  lev_gemm_args like = {.m = m,
+                        .n = n,
+                        .trans_a = true,
+                        .a = a,
+                        .b = b,
+                        .lda = m,
+                        .ldb = n,
+                        .ldc = n,
+                        .ab_type = s->type,
+                        .c_type = s->overwrite ? s->type : s->arith,
+                        .alpha = 1,
+                        .beta = s->overwrite ? 0 : 1};
+  return lev_gemm_grouped(
+      s->compute, &(lev_gemm_grouped_args){like, LEV_RAGGED_DEPTH, t->n, t->first, t->rows, list_gradients(s, offset)});
+}
+
+/* The tile's rows are replaced by the experts' outputs. */
+static lev_status tile_forward(const llep_pass *s, const llep_tile *t) {
   const llep_plan *p = s->p;
-  int64_t hidden = p->cfg.hidden, inter = p->cfg.inter;
-  const unsigned char *w = expert_weights(s, column), *down = w + (size_t)(2 * inter) * s->row;
-  LEV_TRY(product(s, false, true, t->rows, 2 * inter, hidden, t->x, hidden, w, hidden, p->work.h, false));
+  int64_t hidden = p->cfg.hidden, inter = p->cfg.inter, down = 2 * inter * hidden;
+  LEV_TRY(times_weights(s, 0, true, 2 * inter, hidden, t->x, hidden, p->work.h));
   llep_act_args act = {s->type, t->rows, inter, p->work.h};
   LEV_TRY(LEV_LAUNCH(s->compute, &llep_act_kernel, act));
-  return product(s, false, true, t->rows, hidden, inter, p->work.h, 2 * inter, down, inter, t->x, false);
+  return times_weights(s, down, true, hidden, inter, p->work.h, 2 * inter, t->x);
 }
 
-/* The expert again, then its gradients; the tile's rows are replaced by dX, its weights by their gradients. */
-static lev_status tile_backward(const llep_pass *s, int64_t column, const llep_tile *t) {
+/* The experts again, then their gradients; the tile's rows are replaced by dX, its weights by their gradients. */
+static lev_status tile_backward(const llep_pass *s, const llep_tile *t) {
   const llep_plan *p = s->p;
-  int64_t hidden = p->cfg.hidden, inter = p->cfg.inter, rows = t->rows;
-  const unsigned char *w = expert_weights(s, column), *down = w + (size_t)(2 * inter) * s->row;
-  unsigned char *dw = expert_gradient(s, column), *ddown = dw + (size_t)(2 * inter * hidden) * gradient_scalar(s);
+  int64_t hidden = p->cfg.hidden, inter = p->cfg.inter, down = 2 * inter * hidden;
   void *h = p->work.h, *q = p->work.q;
-  LEV_TRY(product(s, false, true, rows, 2 * inter, hidden, t->x, hidden, w, hidden, h, false));
-  LEV_TRY(product(s, false, false, rows, inter, hidden, t->dy, hidden, down, inter, q, false));
-  llep_act_backward_args act = {s->type, rows, inter, h, q, t->probs};
+  LEV_TRY(times_weights(s, 0, true, 2 * inter, hidden, t->x, hidden, h));
+  LEV_TRY(times_weights(s, down, false, inter, hidden, t->dy, hidden, q));
+  llep_act_backward_args act = {s->type, t->rows, inter, h, q, t->probs};
   LEV_TRY(LEV_LAUNCH(s->compute, &llep_act_backward_kernel, act));
-  LEV_TRY(product(s, true, false, hidden, inter, rows, t->dy, hidden, q, inter, ddown, true));
-  LEV_TRY(product(s, true, false, 2 * inter, hidden, rows, h, 2 * inter, t->x, hidden, dw, true));
-  return product(s, false, false, rows, hidden, 2 * inter, h, 2 * inter, w, hidden, t->x, false);
+  LEV_TRY(add_gradients(s, down, hidden, inter, t->dy, q));
+  LEV_TRY(add_gradients(s, 0, 2 * inter, hidden, h, t->x));
+  return times_weights(s, 0, false, hidden, 2 * inter, h, 2 * inter, t->x);
 }
 
 /* Copies runs of the received chunk to the tile (x, and in backward dY and weights) or results back to the runs. */
@@ -220,21 +250,48 @@ static lev_status pack(const llep_pass *s, int64_t chunk, llep_pack_args *a, con
   return LEV_LAUNCH(s->compute, &llep_pack_kernel, *a);
 }
 
-/* The part [first, first + rows) of an expert's rows as runs, from source rank *r and `skip` rows of its run on; stops
- * when the argument list is full. */
-static int64_t list_runs(const llep_pass *s, const int32_t *counts, int64_t rows, int *r, int64_t *skip,
-                         llep_pack_args *a) {
-  const llep_plan *p = s->p;
+/* A place in the tile's rows: so many rows of a piece are behind it, it stands before row `skip` of the run of source
+ * r. */
+typedef struct llep_at {
+  int64_t piece, done, skip;
+  int r;
+} llep_at;
+
+/* Rows of `column` that source r sent in the chunk whose counts are `recv`. */
+static int64_t run_rows(const llep_plan *p, const int32_t *recv, int r, int64_t column) {
+  return recv[r * p->columns + column];
+}
+
+/* Moves the cursor to the runs of `column`. */
+static void seek(llep_plan *p, const int32_t *recv, int64_t column) {
+  for (; p->cursor_column < column; ++p->cursor_column)
+    for (int r = 0; r < p->z.rules.ranks; ++r) p->cursor[r] += run_rows(p, recv, r, p->cursor_column);
+  while (p->cursor_column > column) {
+    --p->cursor_column;
+    for (int r = 0; r < p->z.rules.ranks; ++r) p->cursor[r] -= run_rows(p, recv, r, p->cursor_column);
+  }
+}
+
+/* The next rows of the tile as runs, until the argument list is full or the tile ends; says how many. */
+static int64_t list_runs(const llep_pass *s, const int32_t *recv, llep_at *at, llep_pack_args *a) {
+  llep_plan *p = s->p;
+  const llep_pieces *t = &p->pieces;
   int64_t listed = 0;
   a->n_runs = 0;
-  while (listed < rows && a->n_runs < LEV_LLEP_RUNS) {
-    int64_t n = lev_min_i64(counts[*r * p->columns] - *skip, rows - listed);
+  while (at->piece < t->n && a->n_runs < LEV_LLEP_RUNS) {
+    int64_t column = t->column[at->piece];
+    if (at->done == 0 && at->r == 0) /* the piece begins here */
+      for (at->skip = t->offset[at->piece]; at->skip >= run_rows(p, recv, at->r, column); ++at->r)
+        at->skip -= run_rows(p, recv, at->r, column);
+    seek(p, recv, column);
+    int64_t n = lev_min_i64(run_rows(p, recv, at->r, column) - at->skip, t->rows[at->piece] - at->done);
     if (n > 0) {
-      a->start[a->n_runs] = (int32_t)(p->cursor[*r] + *skip);
+      a->start[a->n_runs] = (int32_t)(p->cursor[at->r] + at->skip);
       a->count[a->n_runs++] = (int32_t)n;
-      listed += n, *skip += n;
+      listed += n, at->done += n;
     }
-    if (*skip == counts[*r * p->columns]) ++*r, *skip = 0;
+    ++at->r, at->skip = 0;
+    if (at->done == t->rows[at->piece]) *at = (llep_at){.piece = at->piece + 1};
   }
   return listed;
 }
@@ -245,11 +302,11 @@ static llep_tile at_row(const llep_pass *s, const llep_tile *t, int64_t row, int
 }
 
 /* Moves the tile's rows in or out, in as many launches as the run lists need. */
-static lev_status move_tile(const llep_pass *s, int64_t chunk, const int32_t *counts, const llep_tile *t, int r,
-                            int64_t skip, bool unpack) {
+static lev_status move_tile(const llep_pass *s, int64_t chunk, const int32_t *recv, const llep_tile *t, bool unpack) {
   llep_pack_args a = {0};
+  llep_at at = {0};
   for (int64_t done = 0; done < t->rows;) {
-    int64_t n = list_runs(s, counts, t->rows - done, &r, &skip, &a);
+    int64_t n = list_runs(s, recv, &at, &a);
     llep_tile part = at_row(s, t, done, n);
     LEV_TRY(pack(s, chunk, &a, &part, unpack));
     done += n;
@@ -257,26 +314,25 @@ static lev_status move_tile(const llep_pass *s, int64_t chunk, const int32_t *co
   return LEV_OK;
 }
 
-/* One tile that starts at source *r, row *skip of its run; a tile inside one run is computed where it lies. */
-static lev_status run_tile(const llep_pass *s, int64_t chunk, int64_t column, const int32_t *counts, int64_t rows,
-                           int *r, int64_t *skip) {
-  const llep_work *k = &s->p->work;
+/* Computes plan->pieces. Where they lie in the received chunk as they would in the tile, they are computed there: all
+ * of them in a group of one rank, a single run in others. */
+static lev_status run_tile(const llep_pass *s, int64_t chunk, const int32_t *recv, int64_t rows) {
+  llep_plan *p = s->p;
+  const llep_work *k = &p->work;
   llep_pack_args first = {0};
-  int r0 = *r;
-  int64_t skip0 = *skip, listed = list_runs(s, counts, rows, r, skip, &first);
-  bool whole = listed == rows && first.n_runs == 1;
+  llep_at at = {0};
+  int64_t listed = list_runs(s, recv, &at, &first);
+  bool here = p->z.rules.ranks == 1 || (listed == rows && first.n_runs == 1);
   llep_tile t = {rows, k->tile_x, k->tile_dy, k->tile_p};
-  if (whole) {
+  if (here) {
     llep_tile all = {0, received(s, k->recv_x, chunk, s->row), received(s, k->recv_dy, chunk, s->row),
                      received(s, k->recv_p, chunk, s->scalar)};
     t = at_row(s, &all, first.start[0], rows);
   } else {
-    LEV_TRY(move_tile(s, chunk, counts, &t, r0, skip0, false));
+    LEV_TRY(move_tile(s, chunk, recv, &t, false));
   }
-  LEV_TRY(s->backward ? tile_backward(s, column, &t) : tile_forward(s, column, &t));
-  if (whole) return LEV_OK;
-  while (listed < rows) listed += list_runs(s, counts, rows - listed, r, skip, &first);
-  return move_tile(s, chunk, counts, &t, r0, skip0, true);
+  LEV_TRY(s->backward ? tile_backward(s, &t) : tile_forward(s, &t));
+  return here ? LEV_OK : move_tile(s, chunk, recv, &t, true);
 }
 
 /* dw of experts [first, end) where they got no row. */
@@ -285,24 +341,34 @@ static lev_status zero_gradients(const llep_pass *s, int64_t first, int64_t end)
   return lev_fill(s->compute, expert_gradient(s, first), 0, bytes, "llep.no_rows");
 }
 
-/* All experts of received chunk i. plan->cursor: start of the current expert's run of each source. */
+/* All experts of received chunk i, in tiles: an expert with more than tile_rows rows is cut into pieces of that many,
+ * and pieces that follow each other share a tile while they fit. */
 static lev_status experts(const llep_pass *s, int64_t i) {
   llep_plan *p = s->p;
+  llep_pieces *t = &p->pieces;
   int ranks = p->z.rules.ranks;
   const int32_t *recv = s->l->recv + i * ranks * p->columns;
   LEV_TRY(lev_stream_wait(s->compute, p->dispatched[i % LLEP_BUFFERS]));
   chunk_counts(s, i);
-  p->cursor[0] = 0;
+  p->cursor[0] = 0, p->cursor_column = 0;
   for (int r = 1; r < ranks; ++r) p->cursor[r] = p->cursor[r - 1] + p->recv_rows[r - 1];
+  int64_t in_tile = 0;
+  t->n = 0;
   for (int64_t c = 0; c < p->columns; ++c) {
-    int64_t total = 0, skip = 0;
-    int r = 0;
-    for (int source = 0; source < ranks; ++source) total += recv[source * p->columns + c];
+    int64_t total = 0;
+    for (int r = 0; r < ranks; ++r) total += run_rows(p, recv, r, c);
     if (total == 0 && s->overwrite) LEV_TRY(zero_gradients(s, c, c + 1));
-    for (int64_t done = 0; done < total; done += p->z.tile_rows)
-      LEV_TRY(run_tile(s, i, c, recv + c, lev_min_i64(p->z.tile_rows, total - done), &r, &skip));
-    for (int source = 0; source < ranks; ++source) p->cursor[source] += recv[source * p->columns + c];
+    for (int64_t done = 0, rows; done < total; done += rows) {
+      rows = lev_min_i64(p->z.tile_rows, total - done);
+      if (in_tile + rows > p->z.tile_rows) {
+        LEV_TRY(run_tile(s, i, recv, in_tile));
+        in_tile = 0, t->n = 0;
+      }
+      t->column[t->n] = c, t->offset[t->n] = done, t->first[t->n] = in_tile, t->rows[t->n++] = rows;
+      in_tile += rows;
+    }
   }
+  if (t->n > 0) LEV_TRY(run_tile(s, i, recv, in_tile));
   return lev_event_record(p->computed[i % LLEP_BUFFERS], s->compute);
 }
 

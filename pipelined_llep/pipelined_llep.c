@@ -329,6 +329,10 @@ static lev_status make_tables(llep_plan *p) {
   if (!(p->layers = table((size_t)p->cfg.layers, sizeof *p->layers)) || !(p->tokens = table(7 * ranks, 8)) ||
       !(p->exchange = table(2 * ranks * (size_t)p->z.rules.slots, sizeof *p->exchange)))
     return LEV_ERR_NOMEM;
+  llep_pieces *t = &p->pieces;
+  size_t columns = (size_t)lev_max_i64(1, p->columns);
+  if (!(t->column = table(4 * columns, 8)) || !(t->each = table(columns, sizeof *t->each))) return LEV_ERR_NOMEM;
+  t->offset = t->column + columns, t->first = t->offset + columns, t->rows = t->first + columns;
   p->send_rows = p->tokens + ranks, p->recv_rows = p->send_rows + ranks, p->cursor = p->recv_rows + ranks;
   p->sent = p->cursor + ranks, p->received = p->sent + ranks, p->unit = p->received + ranks;
   for (int l = 0; l < p->cfg.layers; ++l)
@@ -408,7 +412,7 @@ void llep_destroy(llep_plan *p) {
     lev_free(p->host.counts), lev_free(p->host.table), lev_free(p->host.own), lev_free(p->host.total);
     lev_free(p->host.recv), lev_free(p->dry_tokens), lev_free(p->dry_scratch), lev_free(p->dry_histogram);
   }
-  lev_free(p->tokens), lev_free(p->exchange);
+  lev_free(p->tokens), lev_free(p->exchange), lev_free(p->pieces.column), lev_free(p->pieces.each);
   lev_free(p);
 }
 

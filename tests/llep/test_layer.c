@@ -105,12 +105,21 @@ T_TEST(llep_layer_accumulates) {
   both_schedules(c);
 }
 
-/* More source ranks with rows of an expert than one pack launch takes is impossible here; many runs per tile are not.
- */
 T_TEST(llep_layer_8_ranks) {
   l_case c = l_small(8, 16, 2, 12);
   c.routing = L_ZIPF, c.cfg.chunk_rows = 64, c.cfg.tile_rows = 24;
   l_case_check(&c, TOL);
+}
+
+/* Tiles of several experts: the 48 runs of a rank's 6 experts, more than one pack launch takes, in tiles that hold all
+ * of them, that end inside an expert, and that end inside a run. */
+T_TEST(llep_layer_tiles_of_many_runs) {
+  static const int64_t tiles[] = {96, 50, 7};
+  for (int i = 0; i < 3; ++i) {
+    l_case c = l_small(8, 48, 4, 24);
+    c.routing = L_BALANCED, c.cfg.chunk_rows = 1000, c.cfg.tile_rows = tiles[i];
+    if (!t_failed()) l_case_check(&c, TOL);
+  }
 }
 
 T_TEST(llep_layer_immediate) {
