@@ -193,7 +193,10 @@ static lev_status create_tables(oadamw_plan *p, const oadamw_config *c) {
   bool host = c->schedule == OADAMW_BOUNDED && c->placement != OADAMW_GPU && p->n_pieces > 0;
   if (!host || lev_device_backend(p->device) != LEV_BACKEND_CUDA) return LEV_OK;
   p->host_slots = lev_calloc(LEV_HEAP_PLAN, (size_t)(2 * p->n_pieces), sizeof *p->host_slots);
-  return p->host_slots ? LEV_OK : LEV_ERR_NOMEM;
+  if (!p->host_slots) return LEV_ERR_NOMEM;
+  LEV_TRY(oadamw_team_create(c->workers, &p->team));
+  for (int64_t i = 0; i < 2 * p->n_pieces; ++i) p->host_slots[i].team = p->team;
+  return LEV_OK;
 }
 
 static lev_status create_pipe(oadamw_plan *p, oadamw_pipe *pipe, const char *in, const char *out) {
@@ -214,7 +217,8 @@ static lev_status create_streams(oadamw_plan *p) {
   if (p->config.placement != OADAMW_CPU) LEV_TRY(create_pipe(p, &p->gpu, "oadamw.state_in", "oadamw.state_out"));
   if (p->config.placement == OADAMW_GPU) return LEV_OK;
   LEV_TRY(create_pipe(p, &p->cpu, "oadamw.grads_out", "oadamw.params_in"));
-  for (int w = 0; w < p->config.workers; ++w) LEV_TRY(lev_stream_create(p->device, "oadamw.worker", &p->worker[w]));
+  p->streams = p->team ? 1 : p->config.workers;
+  for (int w = 0; w < p->streams; ++w) LEV_TRY(lev_stream_create(p->device, "oadamw.worker", &p->worker[w]));
   return LEV_OK;
 }
 
@@ -260,6 +264,7 @@ void oadamw_destroy(oadamw_plan *p) {
   destroy_pipe(&p->gpu);
   destroy_pipe(&p->cpu);
   if (p->begin) lev_event_destroy(p->begin);
+  oadamw_team_destroy(p->team); /* the worker streams have stopped */
   lev_free(p->segments);
   lev_free(p->rates);
   lev_free(p->bucket);

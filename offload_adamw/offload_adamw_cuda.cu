@@ -4,7 +4,7 @@
 #include <ctime>
 
 #include "common/kernel.cuh"
-#include "offload_adamw/offload_adamw_ops.h"
+#include "offload_adamw/offload_adamw_team.h"
 
 namespace {
 
@@ -100,7 +100,7 @@ template <class P, class G> lev_status update(const oadamw_update_args *u, cudaS
 
 void CUDART_CB run_on_host(void *data) {
   oadamw_host_slot *slot = (oadamw_host_slot *)data;
-  oadamw_kernel_host_update.cpu(&slot->args);
+  oadamw_team_update(slot->team, &slot->args);
   __atomic_store_n(&slot->busy, 0, __ATOMIC_RELEASE);
 }
 

@@ -38,6 +38,7 @@ typedef struct oadamw_update_args {
 
 /* Arguments of an update that a GPU's stream will run on the host. */
 struct oadamw_host_slot {
+  struct oadamw_team *team; /* shares it */
   oadamw_update_args args;
   int busy; /* atomic; from the launch until the update has run */
 };

@@ -3,7 +3,7 @@
 #ifndef LEV_OFFLOAD_ADAMW_OFFLOAD_ADAMW_PLAN_H
 #define LEV_OFFLOAD_ADAMW_OFFLOAD_ADAMW_PLAN_H
 
-#include "offload_adamw/offload_adamw_ops.h"
+#include "offload_adamw/offload_adamw_team.h"
 
 #define OADAMW_UNIT 64 /* elements: bucket borders fall on its multiples where buckets are that long */
 
@@ -58,6 +58,8 @@ struct oadamw_plan {
   int64_t n_pieces;
   oadamw_host_slot *host_slots; /* two steps' worth, where a GPU's streams run updates on the host; else NULL */
   int64_t host_updates;         /* launched so far */
+  oadamw_team *team;            /* with host_slots: `workers` threads behind one stream; else NULL */
+  int streams;                  /* of workers */
   lev_event *begin;
   oadamw_pipe gpu, cpu;
   lev_stream *worker[OADAMW_WORKERS_MAX];

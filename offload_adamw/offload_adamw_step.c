@@ -164,7 +164,7 @@ static lev_status cpu_bucket(oadamw_plan *p, const oadamw_bucket *b, const oadam
   size_t a = lev_dtype_bytes(p->arith), pb = lev_dtype_bytes(p->config.param_dtype),
          gb = lev_dtype_bytes(p->config.grad_dtype);
   oadamw_pipe *pipe = &p->cpu;
-  lev_stream *worker = p->worker[pipe->used % p->config.workers];
+  lev_stream *worker = p->worker[pipe->used % p->streams];
   int s;
   LEV_TRY(next_slot(p, pipe, &s));
   for (int64_t i = 0; i < b->pieces; ++i) {

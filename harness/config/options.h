@@ -136,6 +136,7 @@
   O(memory, oadamw_slots, INT, 2, 1, 8, "buckets in flight")                                                           \
   O(memory, oadamw_placement, PLACEMENT, 0, 0, 0, "where the update runs")                                             \
   O(memory, oadamw_cpu_share, REAL, 0.5, 0, 1, "split: share updated on the host")                                     \
+  O(memory, oadamw_workers, INT, 0, 0, 64, "cpu, split: host threads of an update; 0 = on a GPU the cores shared out to the ranks, at most 16, else 1") \
   O(memory, muon_bucket_bytes, SIZE, 0, 0, 0, "device bytes of one Muon step; 0 = the least that works")               \
   O(memory, muon_slots, INT, 2, 1, 8, "Muon buckets in flight")                                                        \
   O(memory, attention_block_q, INT, 0, 0, 1 << 20, "query tokens of one block; 0 = chosen")                            \

@@ -5,12 +5,14 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/gemm.h"
 #include "common/hostmem.h"
 #include "common/profile.h"
 #include "harness/model/ops.h"
 
+#define HOST_WORKERS 16 /* more do not make an update that memory bounds faster */
 #define STAGING_BYTES ((size_t)4 << 20)
 
 size_t lev_rank_staging_bytes(void) {
@@ -198,6 +200,15 @@ bool lev_uses_muon(const lev_config *c, lev_param_kind kind) {
   return c->optimizer.name == LEV_OPTIMIZER_MUON && (kind == LEV_PARAM_DENSE || kind == LEV_PARAM_EXPERT);
 }
 
+/* Threads of an update on the host; they change neither bytes nor results. */
+static int host_workers(const lev_rank *rank) {
+  const lev_config *c = rank->config;
+  int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (c->memory.oadamw_workers > 0) return (int)c->memory.oadamw_workers;
+  if (lev_device_backend(rank->device) != LEV_BACKEND_CUDA) return 1;
+  return (int)lev_max_i64(1, lev_min_i64(HOST_WORKERS, cores / c->parallel.ranks));
+}
+
 static lev_status create_adamw(lev_rank *rank, const oadamw_segment *segments, int n) {
   const lev_config *c = rank->config;
   oadamw_config a = oadamw_config_default();
@@ -206,6 +217,7 @@ static lev_status create_adamw(lev_rank *rank, const oadamw_segment *segments, i
   a.bucket = c->memory.oadamw_bucket, a.slots = (int)c->memory.oadamw_slots;
   a.placement = (oadamw_placement)c->memory.oadamw_placement, a.cpu_share = c->memory.oadamw_cpu_share;
   a.schedule = c->schedule.offload_adamw == LEV_SCHEDULE_PLAIN ? OADAMW_PLAIN : OADAMW_BOUNDED;
+  a.workers = host_workers(rank);
   a.beta1 = c->optimizer.beta1, a.beta2 = c->optimizer.beta2, a.eps = c->optimizer.eps;
   return oadamw_plan_create(rank->device, &a, &rank->adamw);
 }
