@@ -463,6 +463,17 @@ static void begin_caps(search *s, const mode *m) {
   write_cap(c, CAP_BLOCK_K, m->blocks);
 }
 
+/* Whether the active ranks fit the device where everything goes to the host that can. */
+static lev_status fits_device(search *s, bool *fits) {
+  const lev_slabs most = {{[LEV_MEM_DEVICE] = s->device_limit, [LEV_MEM_PINNED] = SIZE_MAX, [LEV_MEM_HOST] = SIZE_MAX}};
+  write_cap(s->c, CAP_HOST, -1);
+  s->c->memory.sco_fraction = 1;
+  *fits = true;
+  for (int i = 0; i < lev_max_i64(1, s->n_active) && *fits; ++i)
+    LEV_TRY(lev_plan_fits(s->c, s->n_active > 0 ? s->active[i] : 0, &most, fits));
+  return LEV_OK;
+}
+
 static lev_status try_mode(search *s, int64_t context, const mode *m, bool *fits) {
   lev_model model = lev_model_of(s->c);
   over o;
@@ -474,6 +485,8 @@ static lev_status try_mode(search *s, int64_t context, const mode *m, bool *fits
   s->attention = lev_align_up(lev_attention_item_bytes(&model, s->tokens));
   memset(s->step, 0, sizeof s->step);
   begin_caps(s, m);
+  LEV_TRY(fits_device(s, fits));
+  if (!*fits) return LEV_OK;
   LEV_TRY(raise_host(s, fits));
   if (!*fits) return LEV_OK;
   LEV_TRY(measure(s, &o));
@@ -494,7 +507,8 @@ static lev_status choose_mode(search *s, int64_t given_context, bool *fits) {
         LEV_TRY(try_mode(s, d, &modes[m], fits));
       if (*fits || given_context > 0) break;
     }
-  return LEV_OK;
+  bool host; /* where nothing fits, the host still takes what it can */
+  return *fits ? LEV_OK : raise_host(s, &host);
 }
 
 /* Raises the caps one after the other; `again`: only those that memory bound before, from where they are. */
@@ -542,7 +556,7 @@ static lev_status settle(search *s, int64_t given_context, lev_auto_result *out,
   int64_t bytes;
   int rank = 0;
   LEV_TRY(choose_mode(s, given_context, &out->fits));
-  if (s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
+  if (out->fits && s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
   if (out->fits) LEV_TRY(raise_all(s, false));
   if (out->fits) LEV_TRY(refill(s));
   LEV_TRY(most_over(s, out, &rank, &bytes));

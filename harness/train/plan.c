@@ -16,7 +16,9 @@ lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid
   return lev_evaluate(rank, valid, 0, groups, &nll, &tokens);
 }
 
-lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out) {
+/* `slabs` NULL: as large as it takes. */
+static lev_status plan_rank(const lev_config *config, int rank, const lev_slabs *slabs, lev_trace *trace,
+                            lev_rank_plan *out) {
   lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = lev_run_backend(config), .trace = trace};
   lev_device *device = NULL;
   lev_comm *world = NULL;
@@ -26,7 +28,8 @@ lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, l
   LEV_TRY_GOTO(st, lev_ledger_create(trace, &out->ledger), end);
   LEV_TRY_GOTO(st, lev_device_open(&dc, &device), end);
   LEV_TRY_GOTO(st, lev_comm_dry_create((int)config->parallel.ranks, rank, device, &world), end);
-  lev_rank_options options = {.config = config, .device = device, .world = world, .ledger = out->ledger};
+  lev_rank_options options = {
+      .config = config, .device = device, .world = world, .ledger = out->ledger, .slabs = slabs};
   LEV_TRY_GOTO(st, lev_rank_create(&options, &r), end);
   LEV_TRY_GOTO(st, lev_plan_program(r, NULL, NULL), end);
   out->slabs = lev_rank_slabs(r);
@@ -40,6 +43,18 @@ end:
   lev_device_close(device);
   if (st != LEV_OK) lev_rank_plan_free(out);
   return st;
+}
+
+lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out) {
+  return plan_rank(config, rank, NULL, trace, out);
+}
+
+lev_status lev_plan_fits(const lev_config *config, int rank, const lev_slabs *slabs, bool *fits) {
+  lev_rank_plan plan;
+  lev_status st = plan_rank(config, rank, slabs, NULL, &plan);
+  *fits = st == LEV_OK;
+  if (st == LEV_OK) lev_rank_plan_free(&plan);
+  return st == LEV_ERR_CAPACITY || st == LEV_ERR_BUDGET ? LEV_OK : st;
 }
 
 void lev_rank_plan_free(lev_rank_plan *plan) {

@@ -19,6 +19,9 @@ typedef struct lev_rank_plan {
  * of a module, LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out);
 void lev_rank_plan_free(lev_rank_plan *plan);
+/* Whether rank `rank` fits slabs of these sizes (SIZE_MAX = no limit). Planning ends at the first bytes that do not, so
+ * that a hopeless configuration costs little. Errors: as lev_plan_rank, but for LEV_ERR_BUDGET, which is a no. */
+LEV_MUST_CHECK lev_status lev_plan_fits(const lev_config *config, int rank, const lev_slabs *slabs, bool *fits);
 
 /* The plan of a whole world: one rank of each class is planned. */
 typedef struct lev_world_plan {

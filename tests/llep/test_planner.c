@@ -162,7 +162,7 @@ T_TEST(llep_plan_properties_random) {
   static draw d;
   uint64_t at = 0;
   int64_t with_moves = 0;
-  for (int i = 0; i < 4000 && !t_failed(); ++i) {
+  for (int i = 0; i < 10000 && !t_failed(); ++i) {
     int64_t loads[RANKS];
     make_draw(&d, &at);
     T_REQUIRE(llep_table_length(&d.rules) <= 4096 && llep_scratch_length(&d.rules) <= 4096);
@@ -175,7 +175,7 @@ T_TEST(llep_plan_properties_random) {
     check_loads(&d, &t, loads);
     if (t_failed()) t_check(false, __FILE__, __LINE__, "draw %d", i);
   }
-  T_EXPECT_MSG(with_moves > 500, "only %lld draws lent anything", (long long)with_moves);
+  T_EXPECT_MSG(with_moves > 1250, "only %lld draws lent anything", (long long)with_moves);
 }
 
 /* The profiles of the source paper, section B.2: exact balance within m, and few moves. */
