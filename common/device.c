@@ -73,6 +73,9 @@ void lev_device_close(lev_device *device) {
 lev_backend lev_device_backend(const lev_device *device) {
   return device->config.backend;
 }
+lev_backend lev_device_target(const lev_device *device) {
+  return device->config.backend == LEV_BACKEND_DRY ? device->config.dry_for : device->config.backend;
+}
 lev_trace *lev_device_trace(const lev_device *device) {
   return device->config.trace;
 }

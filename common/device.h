@@ -51,6 +51,8 @@ LEV_MUST_CHECK lev_status lev_device_open(const lev_device_config *config, lev_d
 /* Waits for all streams, destroys them and frees what lev_device_alloc gave and was not freed. NULL is fine. */
 void lev_device_close(lev_device *device);
 lev_backend lev_device_backend(const lev_device *device);
+/* The backend whose plans this device makes: dry_for on dry, its own otherwise. */
+lev_backend lev_device_target(const lev_device *device);
 lev_trace *lev_device_trace(const lev_device *device);
 lev_fault *lev_device_fault(const lev_device *device);
 

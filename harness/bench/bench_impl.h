@@ -12,6 +12,7 @@ extern "C" {
 #define BENCH_SLABS 64 /* of one case */
 #define BENCH_REPETITIONS 20
 #define BENCH_LEAST 3
+#define BENCH_LONG 5.0 /* seconds: work as long as that needs no warming up */
 
 struct bench {
   const bench_options *options;

@@ -146,12 +146,15 @@ static lev_status time_one(bench *b, once_fn once, void *ctx, double *seconds) {
 lev_status bench_time(bench *b, const bench_work *work, double times[BENCH_REPETITIONS],
                       double plain[BENCH_REPETITIONS], int *n) {
   double first = 0, first_plain = 0, budget = b->options->seconds > 0 ? b->options->seconds : 60;
-  /* Twice: the first launch loads kernels, the second shows the time. */
-  for (int i = 0; i < 2; ++i) LEV_TRY(time_one(b, work->once, work->ctx, &first));
-  for (int i = 0; i < 2 && work->plain; ++i) LEV_TRY(time_one(b, work->plain, work->ctx, &first_plain));
+  /* Twice: the first launch loads kernels, the second shows the time. Where that is nothing beside the work, none. */
+  for (int i = 0; i < 2 && first < BENCH_LONG; ++i) LEV_TRY(time_one(b, work->once, work->ctx, &first));
+  for (int i = 0; i < 2 && work->plain && first_plain < BENCH_LONG; ++i)
+    LEV_TRY(time_one(b, work->plain, work->ctx, &first_plain));
+  bool warm = first < BENCH_LONG || (work->plain && first_plain < BENCH_LONG);
   double fit = budget / fmax(first + first_plain, 1e-9);
   *n = fit < BENCH_LEAST ? BENCH_LEAST : fit > BENCH_REPETITIONS ? BENCH_REPETITIONS : (int)fit;
-  for (int i = 0; i < *n; ++i) {
+  if (!warm) times[0] = first, plain[0] = first_plain;
+  for (int i = warm ? 0 : 1; i < *n; ++i) {
     LEV_TRY(time_one(b, work->once, work->ctx, &times[i]));
     if (work->plain) LEV_TRY(time_one(b, work->plain, work->ctx, &plain[i]));
   }

@@ -47,6 +47,7 @@ LEV_CHOICES(CHOICE_TEXT)
 #define ROW_BRANCH(d, lo, hi) ROW_CHOICE(d, BRANCH)
 #define ROW_PLACEMENT(d, lo, hi) ROW_CHOICE(d, PLACEMENT)
 #define ROW_DEVICE(d, lo, hi) ROW_CHOICE(d, DEVICE)
+#define ROW_ATTENTION(d, lo, hi) ROW_CHOICE(d, ATTENTION)
 #define ROW(section, key, type, d, lo, hi, words)                                                                      \
   {.name = #section "." #key, .offset = offsetof(lev_config, section.key), .help = (words), ROW_##type(d, lo, hi)},
 

@@ -39,6 +39,7 @@ typedef enum lev_device_choice { LEV_DEVICE_AUTO, LEV_DEVICE_CPU, LEV_DEVICE_CUD
 #define LEV_FIELD_BRANCH(key) int key
 #define LEV_FIELD_PLACEMENT(key) int key
 #define LEV_FIELD_DEVICE(key) int key
+#define LEV_FIELD_ATTENTION(key) int key /* attn_route */
 #define LEV_FIELD(section, key, type, def, min, max, help) LEV_FIELD_##type(key);
 
 /* config.section.key for every line of the table. */

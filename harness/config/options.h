@@ -21,7 +21,8 @@
   X(SCHEDULE, "plain|bounded")                                                                                         \
   X(BRANCH, "auto|weights|activations")                                                                                \
   X(PLACEMENT, "gpu|cpu|split")                                                                                        \
-  X(DEVICE, "auto|cpu|cuda")
+  X(DEVICE, "auto|cpu|cuda")                                                                                           \
+  X(ATTENTION, "auto|cudnn|tiled")
 
 #define LEV_SECTIONS(X)                                                                                                \
   X(model) X(data) X(train) X(optimizer) X(lr_scheduler) X(parallel) X(schedule) X(memory) X(checkpoint) X(run) X(debug)
@@ -141,6 +142,7 @@
   O(memory, muon_slots, INT, 2, 1, 8, "Muon buckets in flight")                                                        \
   O(memory, attention_block_q, INT, 0, 0, 1 << 20, "query tokens of one block; 0 = chosen")                            \
   O(memory, attention_block_k, INT, 0, 0, 1 << 20, "keys of one block; 0 = chosen")                                    \
+  O(memory, attention_workspace, SIZE, 0, 0, 0, "most scratch of attention through cuDNN; 0 = 256 MiB or one head's")   \
   O(memory, ffn_tile_rows, INT, 0, 0, 1LL << 40, "tokens of one tile of dense layers and shared experts; 0 = 1024")    \
   O(memory, embed_tile_tokens, INT, 0, 0, 1 << 30, "tokens per rank and exchange of embedding rows; 0 = 256")
 
@@ -156,6 +158,7 @@
   O(run, device, DEVICE, 0, 0, 0, "auto: cuda where there is a GPU it can use, else cpu; cuda: ranks share the GPUs in turn")                                              \
   O(run, check_host_memory, BOOL, 1, 0, 0, "cuda: refuse pinned memory beyond what the machine has free; false where it grows on demand") \
   O(run, peak_tflops, REAL, 0, 0, 1e9, "of one rank's device (H200, bf16: 989); reports then say the share of it that was used (MFU); 0 = not said") \
+  O(run, attention, ATTENTION, 0, 0, 0, "on a GPU; auto: cuDNN where it is there and can, else our own (tiled) kernels") \
   O(run, log_freq, INT, 1, 1, 1000000, "steps between console lines")                                                  \
   O(run, trace_steps, INT, 2, 0, 1000, "first steps whose events are recorded; 0 = none")                              \
   O(run, profile, BOOL, 0, 0, 0, "--profile: the second step (the only one, if there is one) as a timeline, run.folder/profile.rankN.json") \

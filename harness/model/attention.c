@@ -6,15 +6,19 @@
 
 #include "common/dims.h"
 #include "common/hostmem.h"
+#include "common/log.h"
 #include "common/trace.h"
 #include "harness/model/attention_ops.h"
 
 #define BLOCK_ROWS 256   /* chosen query block: at most this many rows (tokens x heads per key head) ... */
 #define BLOCK_TOKENS 128 /* ... and tokens: longer blocks waste more on the diagonal */
 #define BLOCK_KEYS 256
-#define CUDA_DIM 640     /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
-#define CUDA_DIM_F64 320 /* the same for f64 */
-#define GROUPS 2         /* groups of key heads whose gradients travel separately */
+#define CUDA_DIM 640                  /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
+#define CUDA_DIM_F64 320              /* the same for f64 */
+#define GROUPS 2                      /* groups of key heads whose gradients travel separately */
+#define LIBRARY_DIM 256               /* largest head size that cuDNN takes, in steps of 8 */
+#define LIBRARY_TOKENS 1024           /* ATTN_AUTO: shares below this are left to our own kernels */
+#define WORKSPACE ((size_t)256 << 20) /* beyond, larger blocks gain nothing (H200) */
 
 struct attn_plan {
   attn_config config;
@@ -23,6 +27,7 @@ struct attn_plan {
   lev_comm *comm;
   int size, rank;
   int groups;
+  bool on_gpu; /* runs there, or is planned for it */
   lev_dtype arith;
   size_t t_bytes, a_bytes;
   lev_stream *comm_stream;
@@ -31,7 +36,10 @@ struct attn_plan {
   lev_event *computed;       /* gradients of one group */
   lev_event *landed[GROUPS]; /* gradients of a group, before the next step */
   attn_phase bound;          /* ATTN_PERSISTENT: none */
-  void *kv[2], *dkv[2], *acc, *sum, *scratch;
+  void *kv[2], *dkv[2], *acc, *sum, *scratch, *workspace;
+  attn_cut cut[ATTN_PHASES]; /* cuDNN's blocks of heads; kv_heads = 0: not used */
+  size_t workspace_bytes[ATTN_PHASES];
+  attn_cudnn *library; /* NULL: our own kernels */
 };
 
 /* ---- shards ---- */
@@ -63,6 +71,12 @@ void attn_config_init(attn_config *config) {
   *config = (attn_config){.size = sizeof *config, .dtype = LEV_F32};
 }
 
+/* Whether a configuration goes through cuDNN where that is there; the same on every machine. */
+static bool library_fits(lev_backend target, const attn_config *c) {
+  bool can = target == LEV_BACKEND_CUDA && c->dtype == LEV_BF16 && c->head_dim % 8 == 0 && c->head_dim <= LIBRARY_DIM;
+  return can && c->route != ATTN_TILED && (c->route == ATTN_CUDNN || c->max_tokens >= LIBRARY_TOKENS);
+}
+
 lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
   if (!c || c->size != sizeof *c)
     return lev_fail(LEV_ERR_CONFIG, "attention: configuration of another version (attn_config_init not called?)");
@@ -81,6 +95,12 @@ lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
   if (backend == LEV_BACKEND_CUDA && c->head_dim > most)
     return lev_fail(LEV_ERR_CONFIG, "attention: heads of %lld scalars, the kernels hold at most %lld (%s)",
                     (long long)c->head_dim, (long long)most, lev_dtype_name(c->dtype));
+  if ((unsigned)c->route > ATTN_TILED) return lev_fail(LEV_ERR_CONFIG, "attention: unknown route %d", (int)c->route);
+  if (c->route == ATTN_CUDNN && !library_fits(backend, c))
+    return lev_fail(LEV_ERR_CONFIG,
+                    "attention: cuDNN asked for with heads of %lld scalars, %s, on %s; it takes 8 to %d in steps of 8, "
+                    "bf16, on cuda",
+                    (long long)c->head_dim, lev_dtype_name(c->dtype), lev_backend_name(backend), LIBRARY_DIM);
   if (c->block_q < 0 || c->block_k < 0 || !isfinite(c->scale))
     return lev_fail(LEV_ERR_CONFIG, "attention: block %lld x %lld, scale %g: must be finite and not negative",
                     (long long)c->block_q, (long long)c->block_k, c->scale);
@@ -112,12 +132,13 @@ static void walk_plan(attn_plan *p, attn_phase phase, lev_walker *w) {
   bool ring = p->size > 1, wide = p->arith != c->dtype;
   for (int i = 0; i < 2; ++i) p->kv[i] = ring ? lev_walk(w, LEV_MEM_DEVICE, "attn.kv", c->dtype, n, chunk) : NULL;
   if (phase == ATTN_BACKWARD)
-    for (int i = 0; i < (ring ? 2 : wide ? 1 : 0); ++i)
+    for (int i = 0; i < (ring ? 2 : wide && !p->on_gpu ? 1 : 0); ++i)
       p->dkv[i] = lev_walk(w, LEV_MEM_DEVICE, "attn.dkv", p->arith, n, chunk);
   if (ring && wide) p->acc = lev_walk(w, LEV_MEM_DEVICE, "attn.acc", p->arith, n, c->heads * c->head_dim);
   if (ring && phase == ATTN_FORWARD) p->sum = lev_walk(w, LEV_MEM_DEVICE, "attn.state", p->arith, n, c->heads);
   p->scratch =
       lev_walk(w, LEV_MEM_DEVICE, "attn.scratch", p->arith, 1, attn_scratch_scalars(&p->shape, phase == ATTN_BACKWARD));
+  p->workspace = lev_walk(w, LEV_MEM_DEVICE, "attn.workspace", LEV_U8, 1, (int64_t)p->workspace_bytes[phase]);
 }
 
 static void walk_phase(const attn_plan *p, attn_phase phase, lev_walker *w) {
@@ -169,11 +190,115 @@ static lev_status plan_streams(attn_plan *p) {
   return LEV_OK;
 }
 
+/* ---- cuDNN ---- */
+
+static int ring_groups(int ranks, const attn_config *c) {
+  return ranks <= 1 ? 1 : (int)lev_min_i64(GROUPS, c->kv_heads);
+}
+
+/* The blocks of heads of a phase under a cap, or the least ones; `bytes` is what they take. */
+static attn_cut cut_of(int ranks, const attn_config *c, attn_phase phase, size_t cap, size_t *bytes) {
+  attn_room_shape s = {.per_key = c->heads / c->kv_heads,
+                       .queries = c->max_tokens,
+                       .keys = c->max_tokens,
+                       .dim = c->head_dim,
+                       .backward = phase == ATTN_BACKWARD,
+                       .ring = ranks > 1};
+  /* In backward a block lies within each group of key heads, and those are halves of G. */
+  int64_t groups = phase == ATTN_BACKWARD ? ring_groups(ranks, c) : 1;
+  return attn_cut_choose(s, c->kv_heads % groups == 0 ? c->kv_heads / groups : 1, cap, bytes);
+}
+
+size_t attn_least_workspace(int ranks, const attn_config *c) {
+  size_t forward, backward;
+  if (!library_fits(LEV_BACKEND_CUDA, c) || c->max_tokens == 0) return 0;
+  (void)cut_of(ranks, c, ATTN_FORWARD, 0, &forward);
+  (void)cut_of(ranks, c, ATTN_BACKWARD, 0, &backward);
+  return lev_max_size(forward, backward);
+}
+
+static lev_status plan_library(attn_plan *p) {
+  const attn_config *c = &p->config;
+  if (!library_fits(p->on_gpu ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU, c) || c->max_tokens == 0) return LEV_OK;
+  size_t least = attn_least_workspace(p->size, c);
+  if (c->workspace != 0 && c->workspace < least)
+    return lev_fail(LEV_ERR_CONFIG, "attention: a workspace of %zu bytes; one block of %lld tokens takes %zu",
+                    c->workspace, (long long)c->max_tokens, least);
+  for (attn_phase phase = ATTN_FORWARD; phase < ATTN_PHASES; ++phase)
+    p->cut[phase] = cut_of(p->size, c, phase, c->workspace ? c->workspace : WORKSPACE, &p->workspace_bytes[phase]);
+  return LEV_OK;
+}
+
+#ifdef LEV_HAVE_CUDA
+/* The blocks that a sequence as long as the plan allows takes, so that their plans are made, and their demands seen,
+ * before anything runs. */
+static lev_status prepare_library(const attn_plan *p) {
+  const attn_config *c = &p->config;
+  if (p->size > 1) return LEV_OK; /* shapes differ by hop: made as they come, of the same formula */
+  const int64_t d = c->head_dim, n = c->max_tokens;
+  const attn_layout q = {c->heads * d, d}, k = {c->kv_heads * d, d};
+  for (attn_phase phase = ATTN_FORWARD; n > 1 && phase < ATTN_PHASES; ++phase) {
+    const attn_cut *cut = &p->cut[phase];
+    bool passes = phase == ATTN_BACKWARD && cut->per_key < c->heads / c->kv_heads;
+    attn_block_shape s = {.heads = cut->kv_heads * cut->per_key,
+                          .kv_heads = cut->kv_heads,
+                          .queries = n,
+                          .keys = n,
+                          .dim = d,
+                          .causal = 1,
+                          .backward = phase == ATTN_BACKWARD,
+                          .q = q,
+                          .k = k,
+                          .v = k,
+                          .o = q,
+                          .dq = q,
+                          .dk = k,
+                          .dv = k};
+    if (passes) s.q.head = s.o.head = s.dq.head = c->heads / c->kv_heads * d, s.dk = s.dv = (attn_layout){d, n * d};
+    if (phase == ATTN_FORWARD) s.dq = s.dk = s.dv = (attn_layout){0, 0};
+    LEV_TRY(attn_cudnn_prepare(p->library, &s));
+  }
+  return LEV_OK;
+}
+
+/* Falls back to our own kernels where the library cannot be had and was not asked for. */
+static lev_status open_library(attn_plan *p) {
+  if (lev_device_backend(p->device) != LEV_BACKEND_CUDA) return LEV_OK;
+  if (p->cut[ATTN_FORWARD].kv_heads == 0) {
+    lev_log(LEV_LOG_INFO, LEV_SYS_PLAN, "attention: own kernels");
+    return LEV_OK;
+  }
+  lev_status st = attn_cudnn_open(&p->library);
+  if (st == LEV_OK) st = prepare_library(p);
+  if (st == LEV_ERR_UNSUPPORTED && p->config.route == ATTN_AUTO) {
+    attn_cudnn_close(p->library);
+    p->library = NULL;
+    lev_log(LEV_LOG_INFO, LEV_SYS_PLAN, "attention: own kernels (%s)", lev_detail());
+    return LEV_OK;
+  }
+  LEV_TRY(st);
+  const attn_cut *f = &p->cut[ATTN_FORWARD], *b = &p->cut[ATTN_BACKWARD];
+  lev_log(LEV_LOG_INFO, LEV_SYS_PLAN,
+          "attention: %s, blocks of %lld and %lld query heads forward and backward; dq is not the same to the bit in "
+          "two runs",
+          attn_cudnn_name(p->library), (long long)(f->kv_heads * f->per_key), (long long)(b->kv_heads * b->per_key));
+  return LEV_OK;
+}
+#endif
+
+const char *attn_plan_kernels(const attn_plan *plan) {
+#ifdef LEV_HAVE_CUDA
+  if (plan->library) return attn_cudnn_name(plan->library);
+#endif
+  (void)plan;
+  return "own kernels";
+}
+
 lev_status attn_plan_create(lev_device *device, lev_comm *context_comm, const attn_config *config, attn_plan **out) {
   if (!out) return lev_fail(LEV_ERR_ARG, "attention: nowhere to put the plan");
   *out = NULL;
   if (!device || !context_comm) return lev_fail(LEV_ERR_ARG, "attention: a device and a communicator are needed");
-  LEV_TRY(attn_supports(lev_device_backend(device), lev_comm_size(context_comm), config));
+  LEV_TRY(attn_supports(lev_device_target(device), lev_comm_size(context_comm), config));
   attn_plan *p = lev_calloc(LEV_HEAP_PLAN, 1, sizeof *p);
   if (!p) return LEV_ERR_NOMEM;
   p->config = *config;
@@ -182,11 +307,16 @@ lev_status attn_plan_create(lev_device *device, lev_comm *context_comm, const at
   p->comm = context_comm;
   p->size = lev_comm_size(context_comm);
   p->rank = lev_comm_rank(context_comm);
-  p->groups = (int)lev_min_i64(GROUPS, config->kv_heads);
+  p->groups = ring_groups(p->size, config);
+  p->on_gpu = lev_device_target(device) == LEV_BACKEND_CUDA;
   p->arith = lev_dtype_arith(config->dtype);
   p->t_bytes = lev_dtype_bytes(config->dtype);
   p->a_bytes = lev_dtype_bytes(p->arith);
-  lev_status st = plan_streams(p);
+  lev_status st = plan_library(p);
+  if (st == LEV_OK) st = plan_streams(p);
+#ifdef LEV_HAVE_CUDA
+  if (st == LEV_OK) st = open_library(p);
+#endif
   if (st != LEV_OK) {
     attn_destroy(p);
     return st;
@@ -201,6 +331,9 @@ void attn_destroy(attn_plan *plan) {
   for (size_t i = 0; i < sizeof events / sizeof *events; ++i)
     if (events[i]) lev_event_destroy(events[i]);
   if (plan->comm_stream) lev_stream_destroy(plan->comm_stream);
+#ifdef LEV_HAVE_CUDA
+  attn_cudnn_close(plan->library);
+#endif
   lev_free(plan);
 }
 
@@ -276,11 +409,27 @@ static void *offset(void *base, int64_t scalars, size_t elem) {
   return (char *)base + (size_t)scalars * elem;
 }
 
-static lev_status ring_start(ring_run *run) {
+static bool on_16(const void *address, int64_t stride) {
+  return (uintptr_t)address % 16 == 0 && stride % 8 == 0;
+}
+
+/* Whether the library takes a call; the same for all its hops. Outputs of forward are dense and aligned. */
+static bool library_takes(const ring_run *run) {
+  const attn_plan *p = run->p;
+  const attn_step *s = &run->step;
+  int64_t least = p->size == 1 ? 2 : 4 * (int64_t)p->size; /* two tokens in each piece of a ring */
+  return p->library && run->seq_len >= least && !s->doc_begin && (s->window == 0 || p->size == 1) &&
+         on_16(s->q, s->q_stride) && on_16(run->own.k, run->own.k_row) && on_16(run->own.v, run->own.v_row);
+}
+
+static lev_status ring_start(ring_run *run, bool aligned) {
   attn_plan *p = run->p;
   const attn_config *c = &p->config;
   run->step.shape = p->shape;
   run->step.scratch = p->scratch;
+  run->step.workspace = p->workspace;
+  run->step.forward_cut = p->cut[ATTN_FORWARD], run->step.backward_cut = p->cut[ATTN_BACKWARD];
+  run->step.library = aligned && library_takes(run) ? p->library : NULL;
   attn_shard_ranges(run->seq_len, p->size, p->rank, run->step.q_range);
   if (p->size == 1) return LEV_OK;
   attn_chunk_args pack = {.dtype = c->dtype,
@@ -337,7 +486,7 @@ lev_status attn_forward(attn_plan *p, const attn_forward_args *args, lev_stream 
   ring_run run = {.p = p, .stream = stream, .seq_len = a.seq_len};
   run.step = (attn_step){.window = a.window, .q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
-  LEV_TRY(ring_start(&run));
+  LEV_TRY(ring_start(&run, on_16(a.o, 0)));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
     LEV_TRY(ring_hop(&run, true));
     attn_forward_step f = {.step = run.step, .acc = p->acc ? p->acc : a.o, .sum = p->sum, .o = a.o, .lse = a.lse};
@@ -413,7 +562,9 @@ lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_strea
   attn_backward_step b = {.o = a.o, .lse = a.lse, .d_o = a.d_o, .dq = a.dq, .dq_stride = a.dq_stride};
   b.acc = p->acc ? p->acc : a.dq;
   b.acc_stride = p->acc ? c->heads * c->head_dim : a.dq_stride;
-  LEV_TRY(ring_start(&run));
+  b.dkv_rounded = p->size == 1 && !p->dkv[0];
+  LEV_TRY(ring_start(&run, on_16(a.o, 0) && on_16(a.d_o, 0) && on_16(a.dq, a.dq_stride) && on_16(a.dk, a.dk_stride) &&
+                               on_16(a.dv, a.dv_stride)));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
     LEV_TRY(ring_hop(&run, false));
     b.step = run.step;

@@ -14,16 +14,31 @@
  * Device bytes of a plan, with b bytes of T, a bytes of A, N = max_tokens, R = A/G query heads per key head; each
  * region is rounded up to LEV_ALIGN, and all but the scratch grow with N:
  *   - attn.kv: 2 chunks of 2 N G d b where D > 1, both phases
- *   - attn.dkv: 2 chunks of 2 N G d a where D > 1, one for bf16 where D = 1; backward
+ *   - attn.dkv: 2 chunks of 2 N G d a where D > 1, one for bf16 where D = 1 on the cpu; backward
  *   - attn.acc: N A d a for bf16 where D > 1, both phases (f64 and f32 accumulate in o and dq themselves)
  *   - attn.state: N A a where D > 1, forward
  *   - attn.scratch: about R block_q (2 d + block_k + 2) a forward, R block_q (3 d + 2 block_k + 2) a backward, and for
  *     bf16 2 block_k d a more
  *
- * On the GPU, blocks are those of the kernels (block_q and block_k do not matter), which keep their tiles in shared
- * memory and leave attn.scratch alone; heads have at most 640 scalars (f64: 320).
+ *   - attn.workspace: on the GPU where cuDNN may be used, at most config.workspace; see below
  *
- * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing.
+ * On the GPU, our own kernels keep their tiles in shared memory and leave attn.scratch, block_q and block_k alone;
+ * heads have at most 640 scalars (f64: 320). bf16 with heads of 8 to 256 scalars in steps of 8 can go through cuDNN
+ * instead (route), several times as fast: one call of the library per block of heads, and on a ring the blocks' results
+ * merged in f32. A block of h = n r query heads over n key heads, with R = A / G, takes (each part rounded up to
+ * LEV_ALIGN)
+ *   - forward:  256 + 4 h N, and 2 h N d where D > 1
+ *   - backward: 256 + 8 h N + 4 h N d, and 4 h N d where r > 1; 4 n N d where D > 1 or r < R; 8 n N d where both D = 1
+ *     and r < R
+ * r is R, or 1 where that does not fit; n is the largest divisor of G (in backward with D > 1: of both halves of the
+ * key heads) that fits. The library is loaded when the plan is made, from libcudnn.so.9; releases before 9.15.1 are
+ * refused. Its own scratch is planned by formula, so a plan on a machine without it counts the same bytes; a larger
+ * demand is LEV_ERR_CAPACITY, when the plan is made or, for other lengths and on a ring, at the first such call. Calls
+ * that the library does not take go to our own kernels: packed documents, a window with D > 1, pieces of fewer than two
+ * tokens, rows off 16-byte boundaries.
+ *
+ * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing - except dq through
+ * cuDNN, which adds its parts up in any order (f32), and so differs in its last bits from run to run.
  * Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889; Dao,
  * "FlashAttention-2", arXiv 2307.08691; Brandon et al., "Striped Attention", arXiv 2311.09431 (balanced causal rings).
  */
@@ -60,6 +75,11 @@ int64_t attn_token_position(int64_t seq_len, int ranks, int rank, int64_t row);
 
 /* ---- plan ---- */
 
+/* Which kernels a GPU uses: AUTO cuDNN where it is there and max_tokens is 1024 or more, else our own. CUDNN asks for
+ * it whatever the length: a configuration that it does not take is LEV_ERR_CONFIG, a machine without it
+ * LEV_ERR_UNSUPPORTED. The cpu has one set of kernels. */
+typedef enum attn_route { ATTN_AUTO, ATTN_CUDNN, ATTN_TILED } attn_route;
+
 typedef struct attn_config {
   size_t size;        /* sizeof(attn_config), set by attn_config_init */
   int64_t max_tokens; /* cap on N of any rank of the group; the same value on all ranks */
@@ -70,6 +90,8 @@ typedef struct attn_config {
   lev_dtype dtype;    /* T: f64, f32 or bf16; A is lev_dtype_arith(dtype) */
   int64_t block_q;    /* query tokens per block; 0 = chosen (128, or fewer with many query heads per key head) */
   int64_t block_k;    /* keys per block; 0 = chosen (256) */
+  attn_route route;
+  size_t workspace; /* most bytes of attn.workspace; 0 = 256 MiB, or what one head takes if that is more */
 } attn_config;
 
 /* Defaults: everything zero but `size` and dtype f32. */
@@ -77,13 +99,20 @@ void attn_config_init(attn_config *config);
 /* Whether a plan can exist for this configuration on a group of `ranks`; LEV_ERR_CONFIG with the reason otherwise. */
 LEV_MUST_CHECK lev_status attn_supports(lev_backend backend, int ranks, const attn_config *config);
 
+/* The least config.workspace with which a plan can exist for a GPU; 0 where it has none. */
+size_t attn_least_workspace(int ranks, const attn_config *config);
+
 typedef struct attn_plan attn_plan;
 
 /* Plans; `device` and `context_comm` are borrowed until attn_destroy, `config` is copied. Creates a communication
- * stream and events, but neither data-plane memory nor collectives; every rank must pass the same configuration.
- * Errors: LEV_ERR_CONFIG (see attn_supports), LEV_ERR_ARG, LEV_ERR_NOMEM. */
+ * stream and events, but neither data-plane memory nor collectives; every rank must pass the same configuration. On the
+ * GPU, logs which kernels it will use. Errors: LEV_ERR_CONFIG (see attn_supports; a workspace below what one head
+ * takes, which it names), LEV_ERR_ARG, LEV_ERR_NOMEM, LEV_ERR_UNSUPPORTED and LEV_ERR_CAPACITY (see route and above).
+ */
 LEV_MUST_CHECK lev_status attn_plan_create(lev_device *device, lev_comm *context_comm, const attn_config *config,
                                            attn_plan **out);
+/* What runs the plan's calls, where they can take it: "own kernels" or the library's name and release. */
+const char *attn_plan_kernels(const attn_plan *plan);
 /* Never frees caller memory; the streams it was used on must be idle. NULL is fine. */
 void attn_destroy(attn_plan *plan);
 

@@ -344,18 +344,27 @@ __device__ void key_share(const attn_backward_step &a, const tiles<lev_arith<T>,
   __syncthreads();
 }
 
-template <class A, int R>
-__device__ void key_gradient_out(const attn_backward_step &a, const tiles<A, R> &m, const attn_span &k,
-                                 int64_t kv_head) {
+/* One row of dk or dv, `at` scalars behind `base`. */
+template <class T>
+__device__ void key_row_out(const attn_backward_step &a, void *base, int64_t at, const lev_arith<T> *sum) {
+  using A = lev_arith<T>;
   int64_t d = a.step.shape.head_dim;
+  if (a.dkv_rounded) {
+    T *to = static_cast<T *>(base) + at;
+    for (int64_t x = lane_of(); x < d; x += 32) to[x] = lev_store<T>(sum[x]);
+    return;
+  }
+  A *to = static_cast<A *>(base) + at;
+  for (int64_t x = lane_of(); x < d; x += 32) to[x] = a.step.first ? sum[x] : to[x] + sum[x];
+}
+
+template <class T, int R>
+__device__ void key_gradient_out(const attn_backward_step &a, const tiles<lev_arith<T>, R> &m, const attn_span &k,
+                                 int64_t kv_head) {
   for (int r = warp_of(); r < k.count; r += kWarps) {
-    A *dk = static_cast<A *>(a.dkv.k) + kv_head * a.dkv.head + (k.row + r) * a.dkv.k_row;
-    A *dv = static_cast<A *>(a.dkv.v) + kv_head * a.dkv.head + (k.row + r) * a.dkv.v_row;
-    for (int64_t x = lane_of(); x < d; x += 32) {
-      A sk = m.rows[2][r * m.pitch + x], sv = m.rows[3][r * m.pitch + x];
-      dk[x] = a.step.first ? sk : dk[x] + sk;
-      dv[x] = a.step.first ? sv : dv[x] + sv;
-    }
+    int64_t row = k.row + r, head = kv_head * a.dkv.head;
+    key_row_out<T>(a, a.dkv.k, head + row * a.dkv.k_row, m.rows[2] + r * m.pitch);
+    key_row_out<T>(a, a.dkv.v, head + row * a.dkv.v_row, m.rows[3] + r * m.pitch);
   }
 }
 
@@ -379,7 +388,7 @@ template <class T, int R> __global__ void __launch_bounds__(kThreads) backward_k
       key_share<T, R>(a, m, q, k, head);
     }
   }
-  key_gradient_out(a, m, k, kv_head);
+  key_gradient_out<T, R>(a, m, k, kv_head);
 }
 
 /* ---- launches ---- */
@@ -408,6 +417,7 @@ template <class T, int R> lev_status try_forward(const attn_forward_step *a, cud
 
 template <class T> lev_status forward(const attn_forward_step *a, cudaStream_t stream) {
   bool taken = false;
+  if (a->step.library) return attn_library_forward(a, stream);
   if constexpr (sizeof(T) == sizeof(lev_bf16)) LEV_TRY(attn_mma_forward(a, stream, &taken));
   if constexpr (sizeof(T) < sizeof(double))
     if (!taken) LEV_TRY((try_forward<T, 4>(a, stream, &taken)));
@@ -429,6 +439,7 @@ template <class T, int R> lev_status try_backward(const attn_backward_step *a, c
 
 template <class T> lev_status backward(const attn_backward_step *a, cudaStream_t stream) {
   bool taken = false;
+  if (a->step.library) return attn_library_backward(a, stream);
   if constexpr (sizeof(T) == sizeof(lev_bf16)) LEV_TRY(attn_mma_backward(a, stream, &taken));
   if constexpr (sizeof(T) < sizeof(double))
     if (!taken) LEV_TRY((try_backward<T, 4>(a, stream, &taken)));

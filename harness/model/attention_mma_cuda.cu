@@ -398,19 +398,25 @@ __device__ __forceinline__ void key_scores(float (&p)[kQueries / 8][4], float (&
     }
 }
 
+/* dk or dv of a block of keys, `at` scalars behind `base` and on. */
 template <int D>
-__device__ void key_gradient_out(float *to, int64_t stride, const attn_span &k, float factor, bool overwrite,
-                                 const float (&sum)[D / 8][4]) {
+__device__ void key_gradient_out(const attn_backward_step &a, void *base, int64_t at, int64_t stride,
+                                 const attn_span &k, float factor, const float (&sum)[D / 8][4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int row = warp_of() * 16 + quad_of() + 8 * i;
     if (row >= k.count) continue;
-    float *at = to + row * stride + within_quad() * 2;
+    int64_t from = at + row * stride + within_quad() * 2;
+    float *wide = static_cast<float *>(base) + from;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
       float low = sum[n][2 * i] * factor, high = sum[n][2 * i + 1] * factor;
-      if (!overwrite) low += at[n * 8], high += at[n * 8 + 1];
-      at[n * 8] = low, at[n * 8 + 1] = high;
+      if (a.dkv_rounded) {
+        *reinterpret_cast<uint32_t *>(static_cast<lev_bf16 *>(base) + from + n * 8) = two_bf16(low, high);
+        continue;
+      }
+      if (!a.step.first) low += wide[n * 8], high += wide[n * 8 + 1];
+      wide[n * 8] = low, wide[n * 8 + 1] = high;
     }
   }
 }
@@ -453,9 +459,8 @@ template <int D> __global__ void __launch_bounds__(kThreads) backward_keys(attn_
   }
   copies_wait<0>();
   int64_t at = kv_head * a.dkv.head;
-  key_gradient_out<D>(static_cast<float *>(a.dkv.k) + at + k.row * a.dkv.k_row, a.dkv.k_row, k, (float)s.shape.scale,
-                      s.first, dk);
-  key_gradient_out<D>(static_cast<float *>(a.dkv.v) + at + k.row * a.dkv.v_row, a.dkv.v_row, k, 1.0f, s.first, dv);
+  key_gradient_out<D>(a, a.dkv.k, at + k.row * a.dkv.k_row, a.dkv.k_row, k, (float)s.shape.scale, dk);
+  key_gradient_out<D>(a, a.dkv.v, at + k.row * a.dkv.v_row, a.dkv.v_row, k, 1.0f, dv);
 }
 
 /* ---- launches ---- */
@@ -500,7 +505,9 @@ lev_status attn_mma_forward(const attn_forward_step *a, cudaStream_t stream, boo
 }
 
 lev_status attn_mma_backward(const attn_backward_step *a, cudaStream_t stream, bool *taken) {
-  *taken = fits(&a->step) && lev_divides(16, a->o, a->d_o, (const void *)a->dq, (size_t)a->dq_stride * 2);
+  size_t pairs[] = {(size_t)a->dkv.k_row * 2, (size_t)a->dkv.v_row * 2, (size_t)a->dkv.head * 2};
+  *taken = fits(&a->step) && lev_divides(16, a->o, a->d_o, (const void *)a->dq, (size_t)a->dq_stride * 2) &&
+           lev_divides(4, (const void *)a->dkv.k, (const void *)a->dkv.v, pairs[0], pairs[1], pairs[2]);
   if (!*taken) return LEV_OK;
   return a->step.shape.head_dim == 64 ? backward<64>(a, stream) : backward<128>(a, stream);
 }

@@ -12,6 +12,7 @@
 #include "common/device.h"
 #include "common/dtype.h"
 #include "harness/model/attention.h"
+#include "harness/model/attention_graph.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,13 +42,16 @@ typedef struct attn_step {
   const int64_t *doc_begin; /* [N] of the queries, nullable */
   void *scratch;            /* attn_scratch_scalars() of A */
   bool first, last;         /* step of the ring */
+  attn_cudnn *library;      /* NULL: our own kernels. Set on all steps of a call or on none */
+  void *workspace;          /* attn_room_carve() of the cuts */
+  attn_cut forward_cut, backward_cut;
 } attn_step;
 
 /* Scalars of A that a forward / backward kernel needs as scratch. */
 int64_t attn_scratch_scalars(const attn_shape *shape, bool backward);
 
-/* Folds one step into the softmax state; between steps the unnormalised output stays in acc, m in lse, l in sum. The
- * last step writes o and lse. */
+/* Folds one step into the softmax state; between steps the unnormalised output stays in acc, m in lse, l in sum (with
+ * the library: o in acc, log-sum-exp in lse). The last step writes o and lse. */
 typedef struct attn_forward_step {
   attn_step step;
   void *acc; /* [N,A,d] A; o itself where T = A; unused if first and last */
@@ -63,8 +67,9 @@ typedef struct attn_backward_step {
   attn_step step;
   int64_t head_begin, head_end;
   const void *o, *lse, *d_o;
-  attn_rows dkv; /* A */
-  void *acc;     /* A: sum of dq between steps; dq itself where T = A; unused if first and last */
+  attn_rows dkv;    /* A */
+  bool dkv_rounded; /* first and last step: dkv is in T, the caller's own (not on cpu) */
+  void *acc;        /* A: sum of dq between steps; dq itself where T = A; unused if first and last */
   int64_t acc_stride;
   void *dq; /* T, written by the last step */
   int64_t dq_stride;

@@ -67,4 +67,8 @@ __device__ __forceinline__ attn_columns attn_seen(const attn_span &k, int64_t po
 lev_status attn_mma_forward(const attn_forward_step *a, cudaStream_t stream, bool *taken);
 lev_status attn_mma_backward(const attn_backward_step *a, cudaStream_t stream, bool *taken);
 
+/* Through step.library (attention_library_cuda.cu). */
+lev_status attn_library_forward(const attn_forward_step *a, cudaStream_t stream);
+lev_status attn_library_backward(const attn_backward_step *a, cudaStream_t stream);
+
 #endif

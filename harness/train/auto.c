@@ -28,14 +28,15 @@ typedef enum cap_id {
   CAP_FFN,
   CAP_BLOCK_Q,
   CAP_BLOCK_K,
+  CAP_WORKSPACE,
   CAPS
 } cap_id;
 
 static const char *const cap_names[CAPS] = {
-    "parallel.context",          "memory.sco_keep_attention", "memory.sco_host_budget",   "memory.llep_chunk_rows",
-    "memory.llep_foreign_slots", "memory.rdtp_tile_rows",     "memory.rdtp_tile_cols",    "memory.oadamw_bucket",
-    "memory.oadamw_slots",       "memory.muon_bucket_bytes",  "memory.embed_tile_tokens", "memory.ffn_tile_rows",
-    "memory.attention_block_q",  "memory.attention_block_k"};
+    "parallel.context",          "memory.sco_keep_attention", "memory.sco_host_budget",    "memory.llep_chunk_rows",
+    "memory.llep_foreign_slots", "memory.rdtp_tile_rows",     "memory.rdtp_tile_cols",     "memory.oadamw_bucket",
+    "memory.oadamw_slots",       "memory.muon_bucket_bytes",  "memory.embed_tile_tokens",  "memory.ffn_tile_rows",
+    "memory.attention_block_q",  "memory.attention_block_k",  "memory.attention_workspace"};
 
 /* How far a plan is over each limit; negative = room left. */
 typedef struct over {
@@ -71,7 +72,8 @@ static int64_t read_cap(const lev_config *c, cap_id id) {
                                 [CAP_EMBED] = c->memory.embed_tile_tokens,
                                 [CAP_FFN] = c->memory.ffn_tile_rows,
                                 [CAP_BLOCK_Q] = c->memory.attention_block_q,
-                                [CAP_BLOCK_K] = c->memory.attention_block_k};
+                                [CAP_BLOCK_K] = c->memory.attention_block_k,
+                                [CAP_WORKSPACE] = (int64_t)c->memory.attention_workspace};
   return values[id];
 }
 
@@ -82,6 +84,8 @@ static void write_cap(lev_config *c, cap_id id, int64_t value) {
     c->memory.sco_host_budget = value < 0 ? SIZE_MAX : (size_t)value;
   } else if (id == CAP_MUON) {
     c->memory.muon_bucket_bytes = (size_t)value;
+  } else if (id == CAP_WORKSPACE) {
+    c->memory.attention_workspace = (size_t)value;
   } else {
     int64_t *const fields[CAPS] = {
         [CAP_CONTEXT] = &c->parallel.context,          [CAP_CHUNK] = &c->memory.llep_chunk_rows,
@@ -461,6 +465,11 @@ static void begin_caps(search *s, const mode *m) {
   write_cap(c, CAP_FOREIGN, m->foreign);
   write_cap(c, CAP_BLOCK_Q, m->blocks);
   write_cap(c, CAP_BLOCK_K, m->blocks);
+  lev_model model = lev_model_of(c);
+  attn_config attention = lev_attention_config(c, &model, n);
+  bool least_scratch = m->shift > 0 && lev_run_backend(c) == LEV_BACKEND_CUDA;
+  size_t workspace = least_scratch ? attn_least_workspace((int)c->parallel.context, &attention) : 0;
+  write_cap(c, CAP_WORKSPACE, (int64_t)workspace);
 }
 
 /* Whether the active ranks fit the device where everything goes to the host that can. */

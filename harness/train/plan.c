@@ -92,15 +92,11 @@ void lev_world_plan_free(lev_world_plan *plan) {
 }
 
 bool lev_tag_grows(const lev_config *config, const char *tag) {
-  static const char *const growing[] = {"hidden.",        "batch.",
-                                        "sco.",           "attn.kv",
-                                        "attn.dkv",       "attn.acc",
-                                        "attn.state",     "attn.qkv",
-                                        "attn.out",       "attn.out_grad",
-                                        "router.ids",     "router.logits",
-                                        "router.weights", "router.logits_grad",
-                                        "llep.tables",    "llep.counts",
-                                        "rdtp.state",     "rdtp.dx"};
+  static const char *const growing[] = {
+      "hidden.",       "batch.",      "sco.",          "attn.kv",        "attn.dkv",
+      "attn.acc",      "attn.state",  "attn.qkv",      "attn.workspace", "attn.out",
+      "attn.out_grad", "router.ids",  "router.logits", "router.weights", "router.logits_grad",
+      "llep.tables",   "llep.counts", "rdtp.state",    "rdtp.dx"};
   if (config->schedule.pipelined_llep == LEV_SCHEDULE_PLAIN && strncmp(tag, "llep.", 5) == 0) return true;
   if (config->schedule.ring_dtp == LEV_SCHEDULE_PLAIN && strncmp(tag, "rdtp.", 5) == 0) return true;
   for (size_t i = 0; i < sizeof growing / sizeof *growing; ++i) {

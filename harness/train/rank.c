@@ -142,13 +142,17 @@ static void destroy_groups(lev_groups *g) {
 
 /* ---- plans ---- */
 
-static lev_status plan_attention(lev_rank *rank) {
-  const lev_model *m = &rank->params->model;
-  const lev_config *c = rank->config;
+attn_config lev_attention_config(const lev_config *c, const lev_model *m, int64_t tokens) {
   attn_config a;
   attn_config_init(&a);
-  a.max_tokens = rank->max_tokens, a.heads = m->heads, a.kv_heads = m->kv_heads, a.head_dim = m->head_dim;
+  a.max_tokens = tokens, a.heads = m->heads, a.kv_heads = m->kv_heads, a.head_dim = m->head_dim;
   a.dtype = m->dtype, a.block_q = c->memory.attention_block_q, a.block_k = c->memory.attention_block_k;
+  a.route = (attn_route)c->run.attention, a.workspace = c->memory.attention_workspace;
+  return a;
+}
+
+static lev_status plan_attention(lev_rank *rank) {
+  attn_config a = lev_attention_config(rank->config, &rank->params->model, rank->max_tokens);
   return attn_plan_create(rank->device, rank->groups.context, &a, &rank->attention);
 }
 

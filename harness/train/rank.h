@@ -26,7 +26,8 @@
 /* Most ranks of a world. */
 #define LEV_RANKS_MAX 4096
 
-/* Where the run will take place, which is also what a dry run plans for. auto: cuda where lev_device_count finds a GPU. */
+/* Where the run will take place, which is also what a dry run plans for. auto: cuda where lev_device_count finds a GPU.
+ */
 static inline lev_backend lev_run_backend(const lev_config *config) {
   if (config->run.device == LEV_DEVICE_AUTO)
     return lev_device_count(LEV_BACKEND_CUDA) > 0 ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
@@ -143,7 +144,8 @@ size_t lev_rank_staging_bytes(void);
 /* Builds everything: communicators, plans, arenas, bound buffers; seals the memory. Collective over the world.
  * Errors: those of the parts; on failure nothing is left behind. */
 LEV_MUST_CHECK lev_status lev_rank_create(const lev_rank_options *options, lev_rank **out);
-/* Waits for all work enqueued. After a failure abort the world first: collectives wait for their peers. NULL is fine. */
+/* Waits for all work enqueued. After a failure abort the world first: collectives wait for their peers. NULL is fine.
+ */
 void lev_rank_destroy(lev_rank *rank);
 
 /* Bytes of each class this rank used so far at most (persistent + highest work). */
@@ -164,6 +166,8 @@ LEV_MUST_CHECK lev_status lev_rank_work(lev_rank *rank, const char *tag, lev_dty
 /* ---- layer.c ---- */
 /* Bytes of one kept attention output with its log-sum-exp. */
 size_t lev_attention_item_bytes(const lev_model *m, int64_t tokens);
+/* What attention is planned with, for at most `tokens` per rank. */
+attn_config lev_attention_config(const lev_config *c, const lev_model *m, int64_t tokens);
 /* Runs decoder layer `layer` on `in` (T [N, H], also where SCO keeps it) and leaves its output in `out`. */
 LEV_MUST_CHECK lev_status lev_layer_forward(lev_rank *rank, int layer, const void *in, void *out);
 /* rank->hidden holds d loss / d output of the layer; leaves d loss / d input there and adds the weight gradients. */

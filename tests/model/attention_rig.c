@@ -7,6 +7,7 @@
 
 #include "common/arena.h"
 #include "common/dims.h"
+#include "harness/model/attention_graph.h"
 
 #define PAD 3 /* unused scalars between fused rows */
 
@@ -146,6 +147,7 @@ attn_config attn_rig_config(const attn_case *c) {
   config.max_tokens += c->spare;
   config.heads = c->heads, config.kv_heads = c->kv_heads, config.head_dim = c->dim, config.dtype = c->dtype;
   config.block_q = c->block_q, config.block_k = c->block_k;
+  config.route = c->route, config.workspace = c->workspace;
   return config;
 }
 
@@ -287,6 +289,7 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
   k->planned = 0;
   bool delayed = r->c.jitter != 0 && (r->c.jitter_rank == 0 || r->c.jitter_rank == rank);
   lev_device_config dc = {.backend = r->backend,
+                          .dry_for = t_backend(),
                           .trace = k->trace,
                           .fault = &k->fault,
                           .jitter_seed = delayed ? r->c.jitter * 100 + (uint64_t)rank : 0,
@@ -382,11 +385,29 @@ void attn_rig_check(const attn_rig *r, double tolerance, const char *what) {
                (long long)c->heads, (long long)c->kv_heads, (long long)c->dim);
 }
 
+bool attn_rig_cudnn(void) {
+#ifdef LEV_HAVE_CUDA
+  attn_cudnn *library = NULL;
+  lev_status st = attn_cudnn_open(&library);
+  attn_cudnn_close(library);
+  return st == LEV_OK;
+#else
+  (void)lev_fail(LEV_ERR_UNSUPPORTED, "this build has no cuda side");
+  return false;
+#endif
+}
+
 void attn_case_check(const attn_case *c, double tolerance, const char *what) {
   attn_rig r;
+  attn_config config = attn_rig_config(c);
+  config.route = ATTN_CUDNN;
+  bool both = t_backend() == LEV_BACKEND_CUDA && attn_supports(LEV_BACKEND_CUDA, c->ranks, &config) == LEV_OK &&
+              attn_rig_cudnn();
   if (attn_rig_open(&r, c)) {
     attn_rig_run(&r, t_backend());
     attn_rig_check(&r, tolerance, what);
+    r.c.route = ATTN_CUDNN;
+    if (both && c->route != ATTN_CUDNN) attn_rig_run(&r, t_backend()), attn_rig_check(&r, tolerance, what);
   }
   attn_rig_close(&r);
 }

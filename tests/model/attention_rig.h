@@ -37,6 +37,8 @@ typedef struct attn_case {
   uint64_t jitter;
   int jitter_rank; /* random delays on this rank only; 0 = on all */
   bool immediate;
+  attn_route route;
+  size_t workspace; /* cap, see attn_config */
 } attn_case;
 
 typedef struct attn_rig_rank {
@@ -69,8 +71,10 @@ void attn_rig_run(attn_rig *r, lev_backend backend);
 double attn_rig_error(const attn_rig *r);
 /* NUM_CHECK of the five outputs. */
 void attn_rig_check(const attn_rig *r, double tolerance, const char *what);
-/* Open, run, check, close. */
+/* Open, run, check, close; on a GPU with cuDNN, again through that where it takes the case. */
 void attn_case_check(const attn_case *c, double tolerance, const char *what);
 attn_config attn_rig_config(const attn_case *c);
+/* Whether cuDNN can be used here; lev_detail() says why not. */
+bool attn_rig_cudnn(void);
 
 #endif

@@ -217,9 +217,16 @@ T_TEST(attention_wide_heads) {
 }
 
 /* The error against f64 stays where it is, however many ranks hold the sequence. */
-static void drift(lev_dtype dtype) {
-  attn_case c = {
-      .ranks = 8, .seq = 320, .heads = 2, .kv_heads = 1, .dim = 16, .dtype = dtype, .block_q = 16, .block_k = 16};
+static void drift(lev_dtype dtype, attn_route route) {
+  attn_case c = {.ranks = 8,
+                 .seq = 320,
+                 .heads = 2,
+                 .kv_heads = 1,
+                 .dim = 16,
+                 .dtype = dtype,
+                 .block_q = 16,
+                 .block_k = 16,
+                 .route = route};
   attn_rig r;
   double first = 0;
   bool open = attn_rig_open(&r, &c);
@@ -235,8 +242,9 @@ static void drift(lev_dtype dtype) {
   attn_rig_close(&r);
 }
 T_TEST(attention_drift_is_flat_in_ring_size) {
-  drift(LEV_F32);
-  drift(LEV_BF16);
+  drift(LEV_F32, ATTN_AUTO);
+  drift(LEV_BF16, ATTN_AUTO);
+  if (t_backend() == LEV_BACKEND_CUDA && attn_rig_cudnn()) drift(LEV_BF16, ATTN_CUDNN);
 }
 
 /* Loss = sum of d_o o. Its change along a random direction of one input, against the gradient's. */

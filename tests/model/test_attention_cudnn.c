@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention through cuDNN: how its work is cut and planned (anywhere), and its numbers (on a GPU that has it). */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/dims.h"
+#include "harness/model/attention_graph.h"
+#include "tests/model/attention_rig.h"
+
+#define TOLERANCE 8e-3 /* bf16 results */
+
+/* ---- plans ---- */
+
+typedef struct dry_world {
+  lev_device *device;
+  lev_comm *comm;
+  attn_plan *plan;
+} dry_world;
+
+static lev_status dry_open(dry_world *w, int ranks, lev_backend target, const attn_config *config) {
+  *w = (dry_world){0};
+  lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = target};
+  LEV_TRY(lev_device_open(&dc, &w->device));
+  LEV_TRY(lev_comm_dry_create(ranks, 0, w->device, &w->comm));
+  return attn_plan_create(w->device, w->comm, config, &w->plan);
+}
+static void dry_close(dry_world *w) {
+  attn_destroy(w->plan);
+  lev_comm_destroy(w->comm);
+  lev_device_close(w->device);
+}
+
+static attn_config config_of(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim) {
+  attn_config c;
+  attn_config_init(&c);
+  c.max_tokens = tokens, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = dim, c.dtype = LEV_BF16;
+  return c;
+}
+
+static void add_workspace(void *ctx, const lev_region *region) {
+  if (strcmp(region->tag, "attn.workspace") == 0) *(size_t *)ctx += region->bytes;
+}
+static size_t workspace(const attn_plan *plan, attn_phase phase) {
+  size_t bytes = 0;
+  attn_plan_regions(plan, phase, add_workspace, &bytes);
+  return bytes;
+}
+static size_t planned(int ranks, lev_backend target, const attn_config *config, attn_phase phase) {
+  dry_world w;
+  size_t bytes = T_EXPECT_OK(dry_open(&w, ranks, target, config)) ? workspace(w.plan, phase) : 0;
+  dry_close(&w);
+  return bytes;
+}
+
+/* The formula of attention.h, written down again: n key heads and r of the R query heads of each, for N tokens that
+ * divide LEV_ALIGN. */
+static size_t backward_bytes(int64_t n, int64_t r, int64_t R, int64_t N, int64_t d, bool ring) {
+  int64_t h = n * r, bytes = 256 + 8 * h * N + 4 * h * N * d;
+  if (r > 1) bytes += 4 * h * N * d;
+  if (ring || r < R) bytes += 4 * n * N * d;
+  if (!ring && r < R) bytes += 8 * n * N * d;
+  return (size_t)bytes;
+}
+
+T_TEST(attention_workspace_follows_the_formula) {
+  const int64_t n = 4096, d = 64;
+  attn_config c = config_of(n, 8, 2, d);
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n);
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 4, 4, n, d, false));
+  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + 2 * 8 * n * d);
+  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(1, 4, 4, n, d, true));
+  c.workspace = backward_bytes(1, 4, 4, n, d, false); /* one key head and all its query heads */
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), c.workspace);
+  c.workspace -= 1; /* a query head of each at a time */
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 1, 4, n, d, false));
+}
+
+T_TEST(attention_workspace_is_a_cap) {
+  for (int64_t tokens = 1 << 15; tokens <= 1 << 21; tokens *= 4) {
+    for (int64_t heads = 8; heads <= 32; heads *= 2) {
+      for (int64_t kv_heads = heads / 4; kv_heads <= heads; kv_heads *= 2) {
+        attn_config c = config_of(tokens, heads, kv_heads, 128);
+        int64_t each = heads / kv_heads;
+        size_t one = backward_bytes(1, 1, each, tokens, 128, false);
+        size_t whole = backward_bytes(1, each, each, tokens, 128, false);
+        if (whole < one) one = whole;
+        for (c.workspace = one; c.workspace < (size_t)16 << 30; c.workspace *= 3) {
+          size_t bytes = planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD);
+          T_EXPECT_MSG(bytes >= one && bytes <= c.workspace, "%lld tokens, %lld/%lld heads: %zu bytes, cap %zu",
+                       (long long)tokens, (long long)heads, (long long)kv_heads, bytes, c.workspace);
+        }
+        c.workspace = one - 1;
+        dry_world w;
+        T_EXPECT_STATUS(dry_open(&w, 1, LEV_BACKEND_CUDA, &c), LEV_ERR_CONFIG);
+        char least[32];
+        snprintf(least, sizeof least, "takes %zu", one);
+        T_EXPECT_MSG(strstr(lev_detail(), least) != NULL, "%s", lev_detail());
+        dry_close(&w);
+      }
+    }
+  }
+}
+
+/* What it depends on: the setting and the device planned for, never the machine. */
+T_TEST(attention_workspace_is_planned_by_setting_and_device) {
+  attn_config c = config_of(4096, 8, 2, 64);
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CPU, &c, ATTN_BACKWARD), 0);
+  c.route = ATTN_TILED;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.route = ATTN_AUTO, c.dtype = LEV_F32;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.dtype = LEV_BF16, c.head_dim = 65;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.head_dim = 64, c.max_tokens = 1023;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.route = ATTN_CUDNN;
+  T_EXPECT(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD) > 0);
+  T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CPU, 1, &c), LEV_ERR_CONFIG);
+  c.head_dim = 264;
+  T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CUDA, 1, &c), LEV_ERR_CONFIG);
+  T_EXPECT(strstr(lev_detail(), "264") != NULL);
+  c.head_dim = 64, c.route = (attn_route)3;
+  T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CUDA, 1, &c), LEV_ERR_CONFIG);
+}
+
+/* The parts of a block's scratch lie one behind the other, aligned, inside what was counted. */
+T_TEST(attention_room_parts_do_not_overlap) {
+  static unsigned char memory[1 << 20];
+  unsigned char *base = memory + (256 - (uintptr_t)memory % 256) % 256;
+  for (int bits = 0; bits < 8; ++bits) {
+    attn_room_shape s = {.cut = {2, bits & 4 ? 1 : 3}, .per_key = 3, .queries = 37, .keys = 41, .dim = 8};
+    s.backward = bits & 1, s.ring = bits & 2;
+    attn_room room;
+    size_t bytes = attn_room_carve(&s, base, &room), rows = (size_t)(s.cut.kv_heads * s.cut.per_key * s.queries);
+    T_EXPECT_EQ_I64(bytes, attn_room_carve(&s, NULL, NULL));
+    struct {
+      const void *at;
+      size_t bytes;
+    } part[] = {{room.lse, rows * 4},     {room.delta, rows * 4},    {room.dq_sum, rows * 32},
+                {room.o_part, rows * 16}, {room.k_part[0], 82 * 16}, {room.k_part[1], 82 * 16},
+                {room.k_sum[0], 82 * 32}, {room.k_sum[1], 82 * 32}};
+    const unsigned char *end = base + 256;
+    for (size_t i = 0; i < sizeof part / sizeof *part; ++i) {
+      if (!part[i].at) continue;
+      const unsigned char *at = part[i].at;
+      T_EXPECT((uintptr_t)at % LEV_ALIGN == 0 && at >= end);
+      end = at + part[i].bytes;
+    }
+    T_EXPECT(end <= base + bytes);
+    bool passes = s.backward && s.cut.per_key < s.per_key;
+    T_EXPECT((room.k_part[0] != NULL) == (passes || (s.ring && s.backward)));
+    T_EXPECT((room.k_sum[0] != NULL) == (passes && !s.ring));
+    T_EXPECT((room.o_part != NULL) == (s.ring && !s.backward) && (room.dq_sum != NULL) == s.backward);
+  }
+}
+
+/* ---- numbers ---- */
+
+/* On the cpu, the same cases run on its own kernels. */
+static bool pick_route(attn_route *route) {
+  bool gpu = t_backend() == LEV_BACKEND_CUDA, can = !gpu || attn_rig_cudnn();
+  if (!can) t_skip("%s", lev_detail());
+  *route = gpu ? ATTN_CUDNN : ATTN_AUTO;
+  return can;
+}
+
+/* Heads, ratios and sizes; lengths beside the library's tiles; rows of one fused buffer; rings. */
+static const attn_case shapes[] = {
+    {.ranks = 1, .seq = 2, .heads = 2, .kv_heads = 1, .dim = 64},
+    {.ranks = 1, .seq = 64, .heads = 4, .kv_heads = 4, .dim = 128},
+    {.ranks = 1, .seq = 192, .heads = 4, .kv_heads = 1, .dim = 128},
+    {.ranks = 1, .seq = 333, .heads = 6, .kv_heads = 2, .dim = 64},
+    {.ranks = 1, .seq = 257, .heads = 4, .kv_heads = 2, .dim = 8},
+    {.ranks = 1, .seq = 129, .heads = 2, .kv_heads = 2, .dim = 256},
+    {.ranks = 1, .seq = 511, .heads = 4, .kv_heads = 2, .dim = 128, .window = 100},
+    {.ranks = 1, .seq = 200, .heads = 4, .kv_heads = 2, .dim = 64, .window = 1000},
+    {.ranks = 1, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 64, .document = 37},
+    {.ranks = 2, .seq = 333, .heads = 4, .kv_heads = 2, .dim = 64},
+    {.ranks = 3, .seq = 600, .heads = 6, .kv_heads = 3, .dim = 128},
+    {.ranks = 4, .seq = 257, .heads = 4, .kv_heads = 4, .dim = 64, .spare = 9},
+    {.ranks = 2, .seq = 7, .heads = 2, .kv_heads = 1, .dim = 64},
+    {.ranks = 2, .seq = 200, .heads = 2, .kv_heads = 1, .dim = 64, .window = 33},
+    {.ranks = 5, .seq = 1111, .heads = 5, .kv_heads = 5, .dim = 32},
+};
+
+T_TEST(attention_cudnn_equals_the_full_matrix) {
+  attn_route route;
+  if (!pick_route(&route)) return;
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
+    attn_case c = shapes[i];
+    c.dtype = LEV_BF16, c.route = route;
+    attn_case_check(&c, TOLERANCE, "cuDNN");
+  }
+}
+
+/* Small caps: several blocks of heads, and query heads of a key head in passes of their own. */
+T_TEST(attention_cudnn_in_blocks_of_heads) {
+  attn_route route;
+  if (!pick_route(&route)) return;
+  for (int ranks = 1; ranks <= 2; ++ranks) {
+    attn_case c = {.ranks = ranks, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64, .dtype = LEV_BF16};
+    c.route = route;
+    attn_config config = attn_rig_config(&c);
+    config.route = ATTN_CUDNN;
+    size_t before = 0;
+    int cuts = 0;
+    for (c.workspace = 200 << 10; c.workspace < (size_t)8 << 20; c.workspace += c.workspace / 2) {
+      config.workspace = c.workspace;
+      dry_world w;
+      lev_status st = dry_open(&w, ranks, LEV_BACKEND_CUDA, &config);
+      size_t bytes = st == LEV_OK ? workspace(w.plan, ATTN_BACKWARD) : 0;
+      dry_close(&w);
+      if (bytes == before) continue; /* too small, or the same cut */
+      before = bytes, ++cuts;
+      attn_case_check(&c, TOLERANCE, "blocks");
+    }
+    T_EXPECT_MSG(cuts >= (ranks == 1 ? 4 : 2), "%d cuts on %d ranks", cuts, ranks);
+  }
+}
+
+/* Rows whose log-sum-exp is far below -88.7, lengths beside a tile's half. */
+T_TEST(attention_cudnn_very_negative_scores) {
+  attn_route route;
+  if (!pick_route(&route)) return;
+  for (int64_t seq = 192; seq <= 320; seq += 64) {
+    attn_case c = {.ranks = 1, .seq = seq, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .tilt = 0.01};
+    c.route = route;
+    attn_rig r;
+    if (attn_rig_open(&r, &c)) {
+      for (int64_t i = 0; i < c.seq * c.kv_heads; ++i) r.k[i * c.dim] = -1024;
+      attn_rig_oracle(&r);
+      for (int64_t i = 0; i < c.seq * c.heads; ++i) T_EXPECT(r.lse64[i] < -200);
+      attn_rig_run(&r, t_backend());
+      int64_t n = c.seq * c.heads * c.dim;
+      T_EXPECT(num_rel_l2(c.dtype, r.o, r.o64, n) <= TOLERANCE);
+      T_EXPECT(num_rel_l2(c.dtype, r.dv, r.dv64, n / 2) <= TOLERANCE);
+      for (int64_t i = 0; i < n; ++i) T_EXPECT(isfinite(lev_dtype_load(c.dtype, r.dq, i)));
+      for (int64_t i = 0; i < n / 2; ++i) T_EXPECT(isfinite(lev_dtype_load(c.dtype, r.dk, i)));
+    }
+    attn_rig_close(&r);
+  }
+}
+
+/* Forward and backward from one sequence length to another, and back: plans of several shapes side by side. The result
+ * of a length does not depend on what ran before. */
+T_TEST(attention_cudnn_forward_is_the_same_twice) {
+  attn_route route;
+  if (!pick_route(&route)) return;
+  attn_case c = {.ranks = 1, .seq = 777, .heads = 4, .kv_heads = 2, .dim = 128, .dtype = LEV_BF16, .route = route};
+  attn_rig first = {0}, again = {0};
+  if (attn_rig_open(&first, &c) && attn_rig_open(&again, &c)) {
+    attn_rig_run(&first, t_backend());
+    attn_rig_run(&again, t_backend());
+    size_t n = (size_t)(c.seq * c.heads * c.dim);
+    T_EXPECT(memcmp(first.o, again.o, n * 2) == 0);
+    T_EXPECT(memcmp(first.lse, again.lse, n / (size_t)c.dim * 4) == 0);
+    T_EXPECT(memcmp(first.dv, again.dv, n) == 0); /* half the heads */
+    attn_rig_check(&again, TOLERANCE, "again");
+  }
+  attn_rig_close(&again);
+  attn_rig_close(&first);
+}
