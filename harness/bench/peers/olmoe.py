@@ -19,6 +19,7 @@ import os
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import random
@@ -34,9 +35,14 @@ import peer
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
 VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
-# One chunk holds all routed rows of 32,768 tokens.
-CAPS = ("--memory.llep_chunk_rows=262144", "--memory.llep_tile_rows=262144", "--memory.rdtp_one_pass=true",
-        "--memory.rdtp_tile_rows=4096")
+MOST_ROWS = 1 << 20  # routed rows of 131,072 tokens
+
+
+def caps(context):
+    """Settings of ours: all routed rows in one chunk and one tile, up to MOST_ROWS."""
+    rows = min(8 * context, MOST_ROWS)
+    return (f"--memory.llep_chunk_rows={rows}", f"--memory.llep_tile_rows={rows}", "--memory.rdtp_one_pass=true",
+            "--memory.rdtp_tile_rows=4096")
 
 
 def mfu(context, tokens_per_second):
@@ -52,6 +58,15 @@ def write_tokens(prefix, n):
         file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<iqqq", n, 0, 0, 1))
 
 
+def same_cudnn():
+    """The environment with torch's own cuDNN first, so that both sides use one version."""
+    env, found = dict(os.environ), importlib.util.find_spec("nvidia.cudnn")
+    if found:
+        paths = [str(pathlib.Path(next(iter(found.submodule_search_locations))) / "lib"), env.get("LD_LIBRARY_PATH")]
+        env["LD_LIBRARY_PATH"] = ":".join(p for p in paths if p)
+    return env
+
+
 def run_levee(words, folder):
     """Step seconds (the first step left out), device bytes, and the last step's loss."""
     write_tokens(f"{folder}/tokens", 2 * words.context + 2)
@@ -59,10 +74,10 @@ def run_levee(words, folder):
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
         f"--train.context={words.context}", f"--train.steps={words.steps}", "--lr_scheduler.warmup_steps=0",
         "--optimizer.name=none", "--run.device=cuda", "--run.trace_steps=0", "--memory.sco_keep_attention=true",
-        f"--run.peak_tflops={PEAK / 1e12:g}", *CAPS, *words.rest
+        f"--run.peak_tflops={PEAK / 1e12:g}", *caps(words.context), *words.rest
     ]
     begin = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=same_cudnn())
     if done.returncode != 0:
         sys.exit(done.stdout[-4000:] + f"\n{' '.join(command)}: exit code {done.returncode}")
     if words.verbose:
