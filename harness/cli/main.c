@@ -19,8 +19,8 @@ static const struct {
   const char *arguments, *help;
 } verbs[] = {
     {"train", lev_verb_train, "CONFIG.toml [--section.key=value ...]", "train, or go on from the newest checkpoint"},
-    {"plan", lev_verb_plan, "CONFIG.toml [--json] [--all-ranks] [--section.key=value ...]",
-     "every byte of a run before it starts"},
+    {"plan", lev_verb_plan, "CONFIG.toml [--auto] [--plain] [--json] ... [--section.key=value ...]",
+     "every byte of a run before it starts; levee plan --help has all options"},
     {"bench", lev_verb_bench, "[AREA|CASE ...] [--backend cpu|cuda] [--json] [--results FILE]",
      "time the kernels and modules against the rates of this machine"},
     {"trace", lev_verb_trace, "RUN", "timeline of bytes by tag: a table, and RUN/trace.html"},

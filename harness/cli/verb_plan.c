@@ -15,6 +15,19 @@
 #include "harness/train/auto.h"
 #include "harness/train/routing.h"
 
+static const char help[] =
+    "levee plan CONFIG.toml [options] [--section.key=value ...]: every byte of a run of the configuration, by dry run\n"
+    "  --device-memory, --host-memory, --context VALUE\n"
+    "                    short for --memory.device_memory, --memory.host_memory, --train.context; past a limit\n"
+    "                    the exit status is 3\n"
+    "  --auto            picks all caps so that everything fits the limits, and prints them as settings\n"
+    "  --plain           with the unbounded schedule of every module, under balanced and under 95/4 routing\n"
+    "  --without MODULE  with that of one module, and the bytes it adds\n"
+    "  --ceilings FILE   also how long a step takes at measured rates, and what bounds it\n"
+    "  --all-ranks       every rank; default: the largest\n"
+    "  --json            for machines\n"
+    "  --print-config    the settings in full; no plan\n";
+
 typedef struct plan_options {
   bool json, all_ranks, plain, automatic;
   const char *without;  /* a module's name */
@@ -157,9 +170,10 @@ static void print_plan(const lev_config *config, const shown *s) {
   char a[24], b[24];
   size_t device, host;
   const lev_rank_plan *plan = &s->world.plan[s->world.largest];
-  printf("model %s: %.3f B parameters, %.3f B active; context %lld, %d ranks, %lld tokens each at most\n",
+  printf("model %s: %.3f B parameters, %.3f B active; context %lld, %d rank%s, %lld tokens each at most\n",
          config->model.name[0] ? config->model.name : "without name", (double)plan->total / 1e9,
-         (double)plan->active / 1e9, (long long)config->train.context, s->report.ranks, (long long)plan->max_tokens);
+         (double)plan->active / 1e9, (long long)config->train.context, s->report.ranks, s->report.ranks == 1 ? "" : "s",
+         (long long)plan->max_tokens);
   lev_memory_table(&s->report, stdout);
   excess(s, &device, &host);
   if (device)
@@ -352,6 +366,10 @@ int lev_verb_plan(int argc, char **argv) {
   static lev_config config;
   plan_options options = {0};
   int exit_code = 0;
+  if (argc > 0 && strcmp(argv[0], "--help") == 0) {
+    fputs(help, stdout);
+    return 0;
+  }
   lev_status st = lev_settings(&config, &argc, argv);
   if (st == LEV_OK) st = parse(&config, argc, argv, &options);
   if (st == LEV_OK) st = show(&config, &options, &exit_code);

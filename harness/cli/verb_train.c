@@ -110,9 +110,10 @@ static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
   lev_memory_report report = report_of(t, memory);
   lev_memory_report one = report;
   one.rank = &t->ranks[rank], one.n = 1;
-  printf("model %s: %.1f M parameters, %.1f M active; %d ranks, %lld tokens each at most\n",
+  printf("model %s: %.1f M parameters, %.1f M active; %d rank%s, %lld tokens each at most\n",
          t->config.model.name[0] ? t->config.model.name : "without name", (double)memory->planned[0].total / 1e6,
-         (double)memory->planned[0].active / 1e6, memory->ranks, (long long)memory->planned[rank].max_tokens);
+         (double)memory->planned[0].active / 1e6, memory->ranks, memory->ranks == 1 ? "" : "s",
+         (long long)memory->planned[rank].max_tokens);
   lev_memory_table(&one, stdout);
   fflush(stdout);
   LEV_TRY(within_limits(&report));
@@ -322,7 +323,7 @@ static lev_status lock_folder(const char *folder) {
 
 int lev_verb_train(int argc, char **argv) {
   static char profile[] = "--run.profile=true"; /* what --profile is short for */
-  static train t; /* large, and outlives the rank threads */
+  static train t;                               /* large, and outlives the rank threads */
   memset(&t, 0, sizeof t);
   for (int i = 0; i < argc; ++i)
     if (strcmp(argv[i], "--profile") == 0) argv[i] = profile;

@@ -86,6 +86,7 @@ check "--without in the 667B model" python "
 for module, gib in (('pipelined_llep', 10), ('ring_dtp', 20), ('sco', 30), ('offload_adamw', 80)):
     w = plan(a[0], '--without', module)['without']
     assert w['module_device_bytes_added'] > gib << 30 and w['added_bytes']['device'] > 0, w" $configs/paper-667b.toml
+check "help" expect_exit 0 "$levee" plan --help
 check "--without an unknown module" expect_exit 1 "$levee" plan $configs/demo.toml --without nothing
 check "--plain with --auto" expect_exit 1 "$levee" plan $configs/demo.toml --plain --auto
 check "--auto without a limit" expect_exit 2 "$levee" plan $configs/demo.toml --auto
