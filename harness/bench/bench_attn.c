@@ -14,22 +14,24 @@
 typedef struct shape {
   int64_t tokens, heads, kv_heads;
   attn_route route;
+  int64_t row; /* scalars between tokens of q, k, v and their gradients; 0 = dense */
 } shape;
 
 /* A case's arrays in device memory, and its plan. */
 typedef struct job {
-  int64_t n, heads, kv_heads;
+  int64_t n, heads, kv_heads, q_row, k_row;
   lev_comm_hub *hub;
   lev_comm *comm;
   attn_plan *plan;
   lev_blocks blocks;
-  void *q, *k, *v, *d_o, *o, *dq, *dk, *dv; /* bf16 [n, heads, DIM] */
+  void *q, *k, *v, *d_o, *o, *dq, *dk, *dv; /* bf16 [n, heads, DIM]; d_o and o dense */
   void *lse;                                /* f32 [n, heads] */
 } job;
 
 static lev_status forward(bench *b, job *j) {
   LEV_TRY(attn_plan_bind(j->plan, ATTN_FORWARD, &j->blocks));
   attn_forward_args a = {.seq_len = j->n, .q = j->q, .k = j->k, .v = j->v, .o = j->o, .lse = j->lse};
+  a.q_stride = j->q_row, a.k_stride = a.v_stride = j->k_row;
   return attn_forward(j->plan, &a, bench_stream(b));
 }
 
@@ -47,6 +49,7 @@ static lev_status both(bench *b, void *ctx) {
                           .dq = j->dq,
                           .dk = j->dk,
                           .dv = j->dv};
+  a.q_stride = a.dq_stride = j->q_row, a.k_stride = a.v_stride = a.dk_stride = a.dv_stride = j->k_row;
   return attn_backward(j->plan, &a, bench_stream(b));
 }
 
@@ -102,12 +105,11 @@ static void key_row(const head *h, int64_t t, double *dk, double *dv) {
   }
 }
 
-/* Host copies: rows (a, b) of head `at`, side by side. `*out` stays NULL on failure. */
-static lev_status fetch(bench *b, const job *j, const void *a, const void *second, int64_t heads, int64_t at,
-                        void *chunk, lev_bf16 **out) {
+/* Host copy of the rows of head `at` of two arrays, side by side. `*out` stays NULL on failure. */
+static lev_status fetch(bench *b, const job *j, const attn_rows *rows, int64_t at, void *chunk, lev_bf16 **out) {
   size_t bytes = (size_t)(2 * j->n * DIM) * sizeof(lev_bf16);
   attn_chunk_args pack = {.dtype = LEV_BF16, .tokens = j->n, .head_dim = DIM, .head_begin = at, .head_end = at + 1};
-  pack.rows = (attn_rows){(void *)(uintptr_t)a, (void *)(uintptr_t)second, heads * DIM, heads * DIM, DIM};
+  pack.rows = *rows, pack.rows.head = DIM;
   pack.chunk = (char *)chunk - (size_t)at * bytes; /* only head `at` is written */
   LEV_TRY(LEV_LAUNCH(bench_stream(b), &attn_pack_kernel, pack));
   *out = lev_calloc(LEV_HEAP_REPORT, 1, bytes);
@@ -131,16 +133,15 @@ static int64_t sample_row(const job *j, int s) {
 static lev_status compare_head(bench *b, const job *j, int64_t g, int64_t r, const head *h, samples *s) {
   int64_t at = g * (j->heads / j->kv_heads) + r;
   for (int i = 0; i < SAMPLES; ++i) {
-    int64_t row = sample_row(j, i), from = (row * j->heads + at) * DIM;
+    int64_t row = sample_row(j, i), q_at = row * j->q_row + at * DIM, k_at = row * j->k_row + g * DIM;
     key_row(h, row, s->want[2] + i * DIM, s->want[3] + i * DIM);
     if (r > 0) continue;
     query_row(h, row, s->want[0] + i * DIM, s->want[1] + i * DIM, &s->want_lse[i]);
     s->lse[i] = (double)h->lse[row];
-    LEV_TRY(bench_read(b, LEV_BF16, j->o, from, DIM, s->got[0] + i * DIM));
-    LEV_TRY(bench_read(b, LEV_BF16, j->dq, from, DIM, s->got[1] + i * DIM));
-    from = (row * j->kv_heads + g) * DIM;
-    LEV_TRY(bench_read(b, LEV_BF16, j->dk, from, DIM, s->got[2] + i * DIM));
-    LEV_TRY(bench_read(b, LEV_BF16, j->dv, from, DIM, s->got[3] + i * DIM));
+    LEV_TRY(bench_read(b, LEV_BF16, j->o, (row * j->heads + at) * DIM, DIM, s->got[0] + i * DIM));
+    LEV_TRY(bench_read(b, LEV_BF16, j->dq, q_at, DIM, s->got[1] + i * DIM));
+    LEV_TRY(bench_read(b, LEV_BF16, j->dk, k_at, DIM, s->got[2] + i * DIM));
+    LEV_TRY(bench_read(b, LEV_BF16, j->dv, k_at, DIM, s->got[3] + i * DIM));
   }
   return LEV_OK;
 }
@@ -149,13 +150,16 @@ static lev_status compare_with(bench *b, const job *j, int64_t g, head *h, float
                                samples *s) {
   int64_t per_key = j->heads / j->kv_heads;
   lev_bf16 *kv = NULL;
-  lev_status st = fetch(b, j, j->k, j->v, j->kv_heads, g, chunk, &kv);
+  const int64_t dense = j->heads * DIM;
+  const attn_rows keys = {j->k, j->v, j->k_row, j->k_row, 0}, queries = {j->q, j->d_o, j->q_row, dense, 0};
+  const attn_rows outputs = {j->o, j->o, dense, dense, 0};
+  lev_status st = fetch(b, j, &keys, g, chunk, &kv);
   h->kv = kv;
   for (int64_t r = 0; r < per_key && st == LEV_OK; ++r) {
     lev_bf16 *qo = NULL, *o = NULL;
     int64_t at = g * per_key + r;
-    st = fetch(b, j, j->q, j->d_o, j->heads, at, chunk, &qo);
-    if (st == LEV_OK) st = fetch(b, j, j->o, j->o, j->heads, at, chunk, &o);
+    st = fetch(b, j, &queries, at, chunk, &qo);
+    if (st == LEV_OK) st = fetch(b, j, &outputs, at, chunk, &o);
     for (int64_t i = 0; i < j->n; ++i) lse[i] = all[i * j->heads + at];
     h->qo = qo, h->o = o;
     if (st == LEV_OK) st = compare_head(b, j, g, r, h, s);
@@ -202,12 +206,14 @@ static lev_status open_job(bench *b, const shape *s, job *j) {
   LEV_TRY(lev_comm_hub_create(1, 60, &j->hub));
   LEV_TRY(lev_comm_local_join(j->hub, 0, bench_device(b), &j->comm));
   LEV_TRY(attn_plan_create(bench_device(b), j->comm, &c, &j->plan));
-  size_t heads = (size_t)(j->n * j->heads * DIM) * 2, keys = (size_t)(j->n * j->kv_heads * DIM) * 2;
+  j->q_row = s->row ? s->row : j->heads * DIM, j->k_row = s->row ? s->row : j->kv_heads * DIM;
+  size_t heads = (size_t)(j->n * j->q_row) * 2, keys = (size_t)(j->n * j->k_row) * 2;
+  size_t dense = (size_t)(j->n * j->heads * DIM) * 2;
   struct {
     void **at;
     size_t bytes;
   } arrays[] = {{&j->q, heads},   {&j->k, keys},  {&j->v, keys},
-                {&j->d_o, heads}, {&j->o, heads}, {&j->dq, heads},
+                {&j->d_o, dense}, {&j->o, dense}, {&j->dq, heads},
                 {&j->dk, keys},   {&j->dv, keys}, {&j->lse, (size_t)(j->n * j->heads) * sizeof(float)}};
   for (size_t i = 0; i < sizeof arrays / sizeof *arrays; ++i) {
     LEV_TRY(bench_alloc(b, arrays[i].bytes, arrays[i].at));
@@ -242,7 +248,7 @@ static lev_status run(bench *b, const void *arg) {
   return st != LEV_OK ? st : waited;
 }
 
-#define SHAPE(name, tokens, heads, kv_heads, route) static const shape name = {tokens, heads, kv_heads, route}
+#define SHAPE(name, tokens, heads, kv_heads, route) static const shape name = {tokens, heads, kv_heads, route, 0}
 SHAPE(s32k, 32768, 16, 16, ATTN_AUTO);
 SHAPE(s32k_8, 32768, 8, 8, ATTN_AUTO);
 SHAPE(s32k_gqa, 32768, 16, 4, ATTN_AUTO);
@@ -253,6 +259,8 @@ SHAPE(s128k_gqa, 131072, 16, 4, ATTN_AUTO);
 SHAPE(s1m, 1048576, 8, 8, ATTN_AUTO);
 SHAPE(s1m_gqa, 1048576, 8, 2, ATTN_AUTO);
 SHAPE(s1m_16, 1048576, 16, 16, ATTN_AUTO);
+/* What a block of one head of 16 meets: rows so far apart that their places pass 2^32 scalars. */
+static const shape s2m = {2097152, 1, 1, ATTN_AUTO, 16 * DIM};
 
 static const bench_case cases[] = {
     {"attn.fwdbwd.32768", "32,768 tokens, 16 heads", run, &s32k, false},
@@ -265,6 +273,7 @@ static const bench_case cases[] = {
     {"attn.fwdbwd.1048576", "1,048,576 tokens, 8 heads", run, &s1m, true},
     {"attn.fwdbwd.1048576.gqa", "1,048,576 tokens, 8 query heads, 2 key heads", run, &s1m_gqa, true},
     {"attn.fwdbwd.1048576.h16", "1,048,576 tokens, 16 heads", run, &s1m_16, true},
+    {"attn.fwdbwd.2097152.one", "2,097,152 tokens, one head in rows of 16", run, &s2m, true},
 };
 
 const bench_area bench_area_attn = {.name = "attn", .cases = cases, .n_cases = sizeof cases / sizeof *cases};
