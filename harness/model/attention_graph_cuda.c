@@ -164,7 +164,8 @@ static const tensor *pointwise(builder *b, pointwise_kind how, const tensor *x, 
   return out;
 }
 static const tensor *apply(builder *b, cudnnPointwiseMode_t mode, const tensor *x, const tensor *y, const tensor *out) {
-  return pointwise(b, (pointwise_kind){mode, CUDNN_DATA_FLOAT, -1}, x, y, NULL, out);
+  const pointwise_kind kind = {mode, CUDNN_DATA_FLOAT, -1};
+  return pointwise(b, kind, x, y, NULL, out);
 }
 
 static const tensor *reduce(builder *b, cudnnReduceTensorOp_t how, const tensor *x, const tensor *out) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's backend API as loaded at run time, and the composite attention graph in its terms (private). Empty where the
+/* cuDNN's backend API as loaded at run time, and the composite attention graph in its terms (private). Nothing where the
  * headers are missing. */
 #ifndef LEV_MODEL_CUDNN_IMPL_H
 #define LEV_MODEL_CUDNN_IMPL_H
 
+#include "harness/model/attention_graph.h"
+
 #ifdef LEV_HAVE_CUDNN
 #include <cudnn_backend.h>
-
-#include "harness/model/attention_graph.h"
 
 /* The library's functions: every call goes through this table, nothing is linked. */
 typedef struct lev_cudnn_api {

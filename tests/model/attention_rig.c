@@ -303,6 +303,8 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
   LEV_TRY(lev_stream_create(w->device, "compute", &w->stream));
   attn_config config = attn_rig_config(&r->c);
   LEV_TRY(attn_plan_create(w->device, w->comm, &config, &w->plan));
+  bool library = r->backend == LEV_BACKEND_CUDA && config.route == ATTN_CUDNN;
+  T_EXPECT(strncmp(attn_plan_kernels(w->plan), library ? "cuDNN 9." : "own kernels", 8) == 0);
   for (attn_phase phase = ATTN_FORWARD; phase < ATTN_PHASES; ++phase) {
     size_t bytes[LEV_MEM_CLASSES];
     attn_plan_bytes(w->plan, phase, bytes);
