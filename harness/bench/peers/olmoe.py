@@ -60,7 +60,9 @@ def write_tokens(prefix, n):
 
 def same_cudnn():
     """The environment with torch's own cuDNN first, so that both sides use one version."""
-    env, found = dict(os.environ), importlib.util.find_spec("nvidia.cudnn")
+    env, found = dict(os.environ), None
+    if importlib.util.find_spec("nvidia"):
+        found = importlib.util.find_spec("nvidia.cudnn")
     if found:
         paths = [str(pathlib.Path(next(iter(found.submodule_search_locations))) / "lib"), env.get("LD_LIBRARY_PATH")]
         env["LD_LIBRARY_PATH"] = ":".join(p for p in paths if p)
