@@ -48,7 +48,7 @@ typedef struct llep_config {
   llep_schedule schedule;
   int64_t chunk_rows; /* bounded: hard cap on the rows that any rank sends, and on those that any rank receives, in one
                          chunk, >= Ep * k. 0 = the largest that fits `budget`; without a budget, 4096 tokens' rows */
-  int64_t tile_rows;  /* rows of one expert computed at a time (activations exist for these only).
+  int64_t tile_rows;  /* rows of one or several experts computed at a time (activations exist for these only).
                          0 = min(chunk_rows, 1024); plain: all rows received */
   int64_t
       foreign_slots;  /* bounded: lent experts a rank can hold at once. 0 = half of its own, at least one; -1 = none */
@@ -86,7 +86,7 @@ size_t llep_smallest_budget(int ranks, const llep_config *config);
 typedef struct llep_info {
   int64_t chunk_rows;               /* hard cap on rows received in a chunk (plain: plain_rows) */
   int64_t send_rows;                /* hard cap on rows sent in a chunk */
-  int64_t tile_rows;                /* rows of one expert computed at a time */
+  int64_t tile_rows;                /* rows of experts computed at a time */
   int64_t blocks;                   /* B, token blocks; K never passes it */
   int64_t foreign_slots;            /* lent experts a rank can hold */
   int64_t expert_begin, expert_end; /* own experts of this rank */

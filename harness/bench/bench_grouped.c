@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Area grouped: the three products of experts (lev_gemm_grouped), bf16, 2048 -> 1536; weights' gradients are added to
- * f32. Beside it, as plain, one product per expert (lev_gemm). On the CPU f32 and small.
+/* Area grouped: the three products of experts (lev_gemm_grouped), bf16, 2048 -> 1536; weights' gradients are written in
+ * bf16 (wgrad) or added to f32 (wgrad_add). Beside it, as plain, one product per expert (lev_gemm). On the CPU f32 and
+ * small.
  *
  * A repetition is CALLS calls in a row, as a step enqueues them: what the host does for one goes on under the kernels
  * of the one before. */
@@ -11,7 +12,7 @@
 
 enum { GROUPS = 64, SAMPLES = 8, CALLS = 4 };
 
-typedef enum product { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT } product;
+typedef enum product { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ADDED_GRADIENT } product;
 typedef enum spread { BALANCED, SKEWED, SMALL } spread;
 
 typedef struct shape {
@@ -97,8 +98,8 @@ static lev_status compare(bench *b, const experts *e) {
  * weights [out, in]. */
 static lev_status prepare(bench *b, product what, int64_t rows, int64_t out, int64_t in, experts *e) {
   lev_gemm_grouped_args *a = &e->args;
-  bool forward = what == FORWARD, depth = what == WEIGHT_GRADIENT;
-  lev_dtype type = bench_backend(b) == LEV_BACKEND_CPU ? LEV_F32 : LEV_BF16, wide = depth ? LEV_F32 : type;
+  bool forward = what == FORWARD, added = what == ADDED_GRADIENT, depth = added || what == WEIGHT_GRADIENT;
+  lev_dtype type = bench_backend(b) == LEV_BACKEND_CPU ? LEV_F32 : LEV_BF16, wide = added ? LEV_F32 : type;
   size_t unit = lev_dtype_bytes(type), weight = (size_t)(out * in) * lev_dtype_bytes(wide);
   void *x, *y, *w;
   LEV_TRY(bench_alloc(b, (size_t)(rows * in) * unit, &x));
@@ -115,7 +116,7 @@ static lev_status prepare(bench *b, product what, int64_t rows, int64_t out, int
   a->first = e->first, a->rows = e->rows, a->each = e->each;
   a->ragged = depth ? LEV_RAGGED_DEPTH : LEV_RAGGED_ROWS;
   lev_gemm_args *g = &a->gemm;
-  g->ab_type = type, g->c_type = wide, g->alpha = 1, g->beta = depth;
+  g->ab_type = type, g->c_type = wide, g->alpha = 1, g->beta = added;
   g->trans_a = depth, g->trans_b = forward;
   g->m = depth ? out : 0, g->n = forward ? out : in, g->k = forward ? in : depth ? 0 : out;
   g->a = forward ? x : y, g->lda = forward ? in : out;
@@ -133,11 +134,11 @@ static lev_status run(bench *b, const void *arg) {
   LEV_TRY(prepare(b, s->what, rows, out, in, &e));
   LEV_TRY(lev_gemm_grouped(bench_stream(b), &e.args));
   LEV_TRY(compare(b, &e));
-  lev_dtype type = e.args.gemm.ab_type, wide = e.args.gemm.c_type;
-  double unit = (double)lev_dtype_bytes(type), weights = (double)(out * in * e.args.groups);
+  double unit = (double)lev_dtype_bytes(e.args.gemm.ab_type), weights = (double)(out * in * e.args.groups);
+  double each = s->what == ADDED_GRADIENT ? 8 : unit; /* bytes moved per weight or its gradient */
   bench_work work = {.once = grouped, .plain = expert_by_expert, .ctx = &e};
   work.flops = CALLS * 2.0 * (double)rows * (double)out * (double)in;
-  work.bytes = CALLS * ((double)(rows * (out + in)) * unit + weights * (wide != type ? 2.0 * 4.0 : unit));
+  work.bytes = CALLS * ((double)(rows * (out + in)) * unit + weights * each);
   LEV_TRY(bench_measure(b, &work, BENCH_TFLOPS));
   return bench_add(b, ".tflops", b->result.value, "TFLOP/s");
 }
@@ -151,8 +152,10 @@ static const bench_case cases[] = {
     CASE("fwd.small", "64 experts, 512 rows each, 2048 -> 1536", FORWARD, SMALL),
     CASE("dgrad.balanced", ROWS, INPUT_GRADIENT, BALANCED),
     CASE("dgrad.skewed", ROWS, INPUT_GRADIENT, SKEWED),
-    CASE("wgrad.balanced", ROWS ", f32 +=", WEIGHT_GRADIENT, BALANCED),
-    CASE("wgrad.skewed", ROWS ", f32 +=", WEIGHT_GRADIENT, SKEWED),
+    CASE("wgrad.balanced", ROWS, WEIGHT_GRADIENT, BALANCED),
+    CASE("wgrad.skewed", ROWS, WEIGHT_GRADIENT, SKEWED),
+    CASE("wgrad_add.balanced", ROWS ", f32 +=", ADDED_GRADIENT, BALANCED),
+    CASE("wgrad_add.skewed", ROWS ", f32 +=", ADDED_GRADIENT, SKEWED),
 };
 
 const bench_area bench_area_grouped = {.name = "grouped", .cases = cases, .n_cases = sizeof cases / sizeof *cases};

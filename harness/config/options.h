@@ -120,7 +120,7 @@
   O(memory, context_reserve, SIZE, 0, 0, 0, "kept free for the driver inside device_memory")                           \
   O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap is meant to hold; passing it is a warning")                    \
   O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
-  O(memory, llep_tile_rows, INT, 0, 0, 1LL << 40, "rows of one expert computed at a time; 0 = 1024, plain schedule: all") \
+  O(memory, llep_tile_rows, INT, 0, 0, 1LL << 40, "rows of experts computed at a time; 0 = 1024, on a GPU 8192; plain: all") \
   O(memory, llep_plain_rows, INT, 0, 0, 2147483647, "plain schedule: rows a rank can receive; 0 = the worst case")      \
   O(memory, llep_foreign_slots, INT, 0, -1, 4096, "lent experts a rank holds at once; 0 = half its own, -1 = none")   \
   O(memory, llep_alpha, REAL, 1.0, 1, 1e6, "load above which a rank counts as overloaded, in means")                   \
