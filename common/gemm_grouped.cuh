@@ -153,19 +153,6 @@ __device__ __forceinline__ void load_stage(const params<S::by_depth> &p, const r
     load_box<S::trans_b>(r.b(stage), map, full, t.n, k_a, i + (share_b ? (int)rank * n_b : 0), share_b);
 }
 
-/* C is read at the end of a tile and comes into L2 until then, some rows with each stage: all at once would keep the
- * copies waiting. `step` counts the tile's stages. */
-template <class S>
-__device__ __forceinline__ void prefetch_c(const params<S::by_depth> &p, const tile &t, int step, int lane) {
-  using Out = typename S::Out;
-  int columns = min(kTileN, p.n - t.n), per_step = (kTileM * kStep + t.depth - 1) / t.depth;
-  int64_t first = S::by_depth ? t.m : t.begin + t.m;
-  const Out *c = static_cast<const Out *>(p.c[S::by_depth ? t.group : 0]) + first * p.ldc + t.n;
-  int end = min(min(kTileM, t.rows), (step + 1) * per_step);
-  for (int row = step * per_step + lane; row < end && columns > 0; row += 32)
-    lev_prefetch_l2(c + row * p.ldc, (uint32_t)columns * sizeof(Out));
-}
-
 template <class S>
 __device__ void copy_tiles(const params<S::by_depth> &p, tiles<S> todo, const ring &r, uint32_t rank, int lane) {
   place at;
@@ -177,7 +164,6 @@ __device__ void copy_tiles(const params<S::by_depth> &p, tiles<S> todo, const ri
       lev_barrier_wait(r.emptied(at.stage), at.parity ^ 1);
       if (lane == 0) load_stage<S>(p, r, t, k, at.stage, rank);
       __syncwarp();
-      if (S::accumulate) prefetch_c<S>(p, t, k / kStep, lane);
     }
   }
 }
@@ -226,12 +212,12 @@ __device__ __forceinline__ void multiply(const ring &r, place *at, int depth, in
   if (depth > 0) release<S>(r, before, lane);
 }
 
-/* A warpgroup whose rows are all past the end. */
+/* By rows: a warpgroup whose rows are all past the end. By depth it multiplies its zeros: both are needed where rows
+ * are blanked. */
 template <class S> __device__ __forceinline__ void pass_by(const ring &r, place *at, int depth, int lane) {
 #pragma unroll 1
   for (int k = 0; k < depth; k += kStep, at->next()) {
     lev_barrier_wait(r.filled(at->stage), at->parity);
-    if (S::by_depth && depth - k < kStep) blank_rows(r, at->stage, depth - k);
     release<S>(r, at->stage, lane);
   }
 }
@@ -344,7 +330,7 @@ __device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, cons
   float d[128];
   while (todo.next(&t)) {
     int rows = t.rows - group64 * 64;
-    if (rows <= 0 || t.n >= p.n) {
+    if (!S::by_depth && (rows <= 0 || t.n >= p.n)) {
       pass_by<S>(r, &at, t.depth, lane);
       continue;
     }

@@ -83,10 +83,6 @@ __device__ __forceinline__ void lev_tma_load_to(uint32_t to, const CUtensorMap *
                "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
                : "memory");
 }
-/* Brings `bytes` (a multiple of 16, like the address) into L2. One thread. */
-__device__ __forceinline__ void lev_prefetch_l2(const void *at, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
-}
 /* Ordinary shared-memory writes of this thread become visible to the tensor cores and the copy engine. */
 __device__ __forceinline__ void lev_async_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
