@@ -176,17 +176,19 @@ static bool ends_with(const char *text, const char *end) {
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Copies between card and host and collectives, from the first batch to the batch after the optimizer. */
+/* Copies between card and host and collectives, from the first batch to the batch of the evaluation that follows the
+ * step, which ends with the norm of the gradients or with the optimizer. */
 static void count_events(const lev_trace *trace, lev_cost *cost) {
-  bool step = false, optimizer = false;
+  bool step = false, optimizer = false, gradients = false;
   for (int64_t i = 0; i < lev_trace_count(trace); ++i) {
     const lev_trace_event *e = lev_trace_at(trace, i);
     const char *name = lev_trace_name(trace, e->name);
     double bytes = (double)e->bytes;
     if (e->kind == LEV_EV_PHASE) {
       bool batch = strcmp(name, "batch") == 0;
-      if (batch && optimizer) return;
+      if (batch && gradients) return;
       step |= batch;
+      gradients |= strcmp(name, "grad_norm") == 0;
       optimizer |= strncmp(name, "optimizer.", 10) == 0;
     } else if (step && e->kind == LEV_EV_COLL) {
       cost[LEV_COST_COLLECTIVES].amount += bytes;

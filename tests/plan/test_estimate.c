@@ -108,6 +108,11 @@ T_TEST(estimate_copies_are_those_of_the_plan) {
   config.optimizer.name = LEV_OPTIMIZER_MUON;
   T_EXPECT_OK(lev_estimate_step(&config, 0, &unit, &estimate));
   T_EXPECT(amount(LEV_COST_MUON) > 0);
+  config.optimizer.name = LEV_OPTIMIZER_NONE; /* and nothing of the evaluation that follows the gradients */
+  T_EXPECT_OK(lev_estimate_step(&config, 0, &unit, &estimate));
+  NEAR(amount(LEV_COST_OUT), 2 * item);
+  NEAR(amount(LEV_COST_IN), 2 * item);
+  T_EXPECT(amount(LEV_COST_UPDATE_IN) == 0 && amount(LEV_COST_UPDATE_OUT) == 0 && amount(LEV_COST_HOST_UPDATE) == 0);
 }
 
 T_TEST(estimate_says_what_bounds_the_step) {
