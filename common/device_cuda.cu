@@ -4,10 +4,16 @@
  * the context and loaded kernels. */
 #include <cstdio>
 #include <cstring>
-#include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else /* a toolkit without it: no ranges */
+#define nvtxRangePop()
+#define nvtxRangePushA(text) (void)(text)
+#endif
 
 #include "common/cuda.cuh"
 #include "common/cuda_impl.h"
