@@ -2,6 +2,9 @@
 /* The composed step over layouts, caps, lengths, batches and routings that divide nothing: loss and every gradient
  * tensor in f64 against one unsplit run of plain schedules, and that run's loss against a naive model.
  *
+ * Routings: as initialised, balanced, Zipf, Pareto, all tokens on one expert, all on the same k (the other experts get
+ * none). Contexts of 1, 2 and 5 tokens leave ranks without any; 1 with a batch of 1 is one token in all.
+ *
  * A comparison of two routings is only as good as the distance to the nearest tie, so the naive model reports the
  * smallest gap at the border between chosen and not chosen. */
 #include <math.h>
