@@ -3,6 +3,8 @@
  * equal. Four elements at a time where all arrays allow it, else one. The norm keeps the CPU's order of additions. */
 #include <ctime>
 
+#include <cuda_pipeline.h>
+
 #include "common/kernel.cuh"
 #include "offload_adamw/offload_adamw_team.h"
 
@@ -179,7 +181,23 @@ __device__ __forceinline__ void square_into(double x, double &sum, int &bad) {
   bad += !finite;
 }
 
-/* 16 / n threads per block of the norm, each with n neighbouring sums, which it reads n elements at a time. */
+/* 16 / n neighbouring threads hold n sums each: adds them pairwise; the first of the threads leaves the result. */
+template <int n> __device__ __forceinline__ void fold_lanes(double (&sum)[n], int bad, bool first, double *out) {
+  constexpr int owners = kLanes / n;
+#pragma unroll
+  for (int width = kLanes / 2; width >= n; width /= 2) {
+#pragma unroll
+    for (int k = 0; k < n; ++k) sum[k] = __dadd_rn(sum[k], __shfl_down_sync(0xffffffffu, sum[k], width / n, owners));
+    bad += __shfl_down_sync(0xffffffffu, bad, width / n, owners);
+  }
+#pragma unroll
+  for (int width = n / 2; width > 0; width /= 2)
+#pragma unroll
+    for (int k = 0; k < width; ++k) sum[k] = __dadd_rn(sum[k], sum[k + width]);
+  if (first) out[0] = sum[0], out[1] = (double)bad;
+}
+
+/* Any block: 16 / n threads for it, each with n neighbouring sums, which it reads n elements at a time. */
 template <class T, int n> __global__ void __launch_bounds__(kThreads) norm_blocks_kernel(const oadamw_norm_args a) {
   constexpr int owners = kLanes / n;
   const int64_t blocks = lev_ceil_div(a.count, OADAMW_NORM_BLOCK);
@@ -199,18 +217,62 @@ template <class T, int n> __global__ void __launch_bounds__(kThreads) norm_block
 #pragma unroll
   for (int k = 0; k < n; ++k)
     if (whole * kLanes + own + k < size) square_into(lev_load(x[whole * kLanes + k]), sum[k], bad);
-      /* pairwise over the 16 sums */
+  fold_lanes<n>(sum, bad, own == 0 && block < blocks, a.scratch + 2 * block);
+}
+
+/* Whole blocks, aligned: the same threads and sums, but a warp fetches 256 neighbouring bytes of each of its blocks at
+ * a time, so that memory is read in long stretches. kStages of these are in shared memory or on their way. */
+constexpr int kNormThreads = 128, kPiece = 256, kStages = 3;
+
+template <class T> struct norm_tile {
+  static constexpr int n = lev_per_16<T>, owners = kLanes / n, blocks = 32 / owners; /* of a warp */
+  static constexpr int pitch = kPiece + owners * 16; /* spreads the blocks over the banks */
+  static constexpr int pieces = OADAMW_NORM_BLOCK * (int)sizeof(T) / kPiece;
+  static constexpr int warp_bytes = kStages * blocks * pitch, bytes = kNormThreads / 32 * warp_bytes;
+};
+
+template <class T>
+__device__ __forceinline__ void fetch_piece(const unsigned char *from, int64_t left, int piece, unsigned char *tile) {
+  using tile_of = norm_tile<T>;
+  constexpr int64_t block_bytes = (int64_t)OADAMW_NORM_BLOCK * sizeof(T);
+  tile += piece % kStages * tile_of::blocks * tile_of::pitch;
 #pragma unroll
-  for (int width = kLanes / 2; width >= n; width /= 2) {
-#pragma unroll
-    for (int k = 0; k < n; ++k) sum[k] = __dadd_rn(sum[k], __shfl_down_sync(0xffffffffu, sum[k], width / n, owners));
-    bad += __shfl_down_sync(0xffffffffu, bad, width / n, owners);
+  for (int i = threadIdx.x % 32; i < tile_of::blocks * (kPiece / 16); i += 32) {
+    int block = i / (kPiece / 16), at = i % (kPiece / 16) * 16;
+    if (piece < tile_of::pieces && block < left)
+      __pipeline_memcpy_async(tile + block * tile_of::pitch + at,
+                              from + block * block_bytes + (int64_t)piece * kPiece + at, 16);
   }
+  __pipeline_commit();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kNormThreads) norm_whole_kernel(const T *grads, int64_t blocks, double *scratch) {
+  using tile_of = norm_tile<T>;
+  constexpr int n = tile_of::n, row = kLanes * (int)sizeof(T);
+  extern __shared__ uint4 memory[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = lane / tile_of::owners,
+            own = lane % tile_of::owners;
+  const int64_t first = ((int64_t)blockIdx.x * (kNormThreads / 32) + warp) * tile_of::blocks, left = blocks - first;
+  const unsigned char *from = (const unsigned char *)(grads + first * OADAMW_NORM_BLOCK);
+  unsigned char *tile = (unsigned char *)memory + warp * tile_of::warp_bytes;
+  double sum[n] = {};
+  int bad = 0;
+  for (int piece = 0; piece < kStages - 1; ++piece) fetch_piece<T>(from, left, piece, tile);
+  for (int piece = 0; piece < tile_of::pieces; ++piece) {
+    fetch_piece<T>(from, left, piece + kStages - 1, tile);
+    __pipeline_wait_prior(kStages - 1);
+    __syncwarp();
+    const unsigned char *at = tile + (piece % kStages * tile_of::blocks + mine) * tile_of::pitch + own * 16;
 #pragma unroll
-  for (int width = n / 2; width > 0; width /= 2)
+    for (int i = 0; i < kPiece / row && mine < left; ++i) {
+      lev_vec<T, n> values = lev_read<T, n>((const T *)(at + i * row));
 #pragma unroll
-    for (int k = 0; k < width; ++k) sum[k] = __dadd_rn(sum[k], sum[k + width]);
-  if (own == 0 && block < blocks) a.scratch[2 * block] = sum[0], a.scratch[2 * block + 1] = (double)bad;
+      for (int k = 0; k < n; ++k) square_into(lev_load(values.at[k]), sum[k], bad);
+    }
+    __syncwarp();
+  }
+  fold_lanes<n>(sum, bad, own == 0 && mine < left, scratch + 2 * (first + mine));
 }
 
 /* Levels of the pairwise tree: block b adds up the nodes `stride` apart from number b * kNodes on; its root stays in
@@ -237,12 +299,25 @@ __global__ void __launch_bounds__(1024) norm_tree_kernel(const oadamw_norm_args 
 }
 
 template <class T> lev_status norm_blocks(const oadamw_norm_args *a, cudaStream_t stream) {
-  constexpr int n = lev_per_16<T>;
-  int64_t blocks = lev_ceil_div(a->count, OADAMW_NORM_BLOCK);
-  if (lev_divides(16, a->grads))
-    norm_blocks_kernel<T, n><<<(unsigned)lev_ceil_div(blocks * (kLanes / n), kThreads), kThreads, 0, stream>>>(*a);
+  constexpr int n = lev_per_16<T>, per_warp = norm_tile<T>::blocks, per_block = kNormThreads / 32 * per_warp;
+  oadamw_norm_args rest = *a;
+  bool aligned = lev_divides(16, a->grads);
+  if (aligned && a->count >= OADAMW_NORM_BLOCK) {
+    int64_t whole = a->count / OADAMW_NORM_BLOCK;
+    auto kernel = norm_whole_kernel<T>;
+    LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, norm_tile<T>::bytes));
+    kernel<<<(unsigned)lev_ceil_div(whole, per_block), kNormThreads, norm_tile<T>::bytes, stream>>>((const T *)a->grads,
+                                                                                                    whole, a->scratch);
+    LEV_TRY(lev_cuda_launched("oadamw.norm_blocks"));
+    rest.grads = (const T *)a->grads + whole * OADAMW_NORM_BLOCK, rest.scratch += 2 * whole;
+    rest.count -= whole * OADAMW_NORM_BLOCK;
+    if (rest.count == 0) return LEV_OK;
+  }
+  int64_t blocks = lev_ceil_div(rest.count, OADAMW_NORM_BLOCK);
+  if (aligned)
+    norm_blocks_kernel<T, n><<<(unsigned)lev_ceil_div(blocks * (kLanes / n), kThreads), kThreads, 0, stream>>>(rest);
   else
-    norm_blocks_kernel<T, 1><<<(unsigned)lev_ceil_div(blocks * kLanes, kThreads), kThreads, 0, stream>>>(*a);
+    norm_blocks_kernel<T, 1><<<(unsigned)lev_ceil_div(blocks * kLanes, kThreads), kThreads, 0, stream>>>(rest);
   return lev_cuda_launched("oadamw.norm_blocks");
 }
 

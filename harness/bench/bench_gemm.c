@@ -27,7 +27,7 @@ static lev_status compare(bench *b, const lev_gemm_args *g, double *row) {
     want[s] = 0;
     for (int64_t p = 0; p < g->k; ++p) want[s] += row[p] * column[p];
   }
-  return bench_close(b, "C", got, want, SAMPLES, g->c_type == LEV_BF16 ? 4e-3 : 1e-5);
+  return bench_close(b, "C", got, want, SAMPLES, g->c_type == LEV_BF16 ? 4e-3 : 1e-4);
 }
 
 static lev_status run(bench *b, const void *arg) {

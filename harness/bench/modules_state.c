@@ -156,7 +156,9 @@ static lev_status oadamw_case(bench *b, step_job *j, oadamw_placement placement)
     oadamw_config c = oadamw_config_default();
     oadamw_plan *plan;
     c.segments = &segment, c.n_segments = 1, c.param_dtype = c.grad_dtype = LEV_BF16;
-    c.placement = placement, c.slots = 3, c.bucket = bench_size(b, (int64_t)1 << 23, 1 << 14), c.workers = workers();
+    bool host = placement != OADAMW_GPU; /* a bucket in flight is a host thread at work */
+    c.placement = placement, c.slots = host ? OADAMW_SLOTS_MAX : 3, c.workers = workers();
+    c.bucket = bench_size(b, (int64_t)1 << (host ? 21 : 23), 1 << 14);
     c.schedule = s ? OADAMW_PLAIN : OADAMW_BOUNDED;
     LEV_TRY(oadamw_plan_create(bench_device(b), &c, &plan));
     j->plan[s] = plan;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the newest benchmark records, in Markdown.
 
-    python3 harness/bench/table.py [AREA ...]            prints them
-    python3 harness/bench/table.py --write FILE.md       fills FILE.md between <!-- bench AREA --> and <!-- /bench -->
+    python3 harness/bench/table.py [NAME ...]        prints a table of each area or case, or of the cases that begin so
+    python3 harness/bench/table.py --write FILE.md   fills FILE.md between <!-- bench NAME ... --> and <!-- /bench -->
 
 The newest record of a case by `time` counts (of two of one second, the later line).
 """
@@ -51,25 +51,34 @@ COLUMNS = [  # heading, text of a record; a column that is empty throughout is l
 ]
 
 
-def table(area):
-    rows = list(newest(area).values())
-    if not rows:
-        sys.exit(f"no records of {area} in {RESULTS}")
+def select(names):
+    """The newest records that the names stand for, as `levee bench` selects cases."""
+    rows = []
+    for name in names:
+        found = [r for case, r in newest(name.split(".")[0]).items() if case == name or case.startswith(name + ".")]
+        if not found:
+            sys.exit(f"no record of {name} in {RESULTS}")
+        rows += [r for r in found if r not in rows]
+    return rows
+
+
+def table(names):
+    rows = select(names)
     texts = [[text(r) for _, text in COLUMNS] for r in rows]
     used = [i for i in range(len(COLUMNS)) if any(t[i] for t in texts)]
     lines = ["| " + " | ".join(COLUMNS[i][0] for i in used) + " |", "|" + "---|" * len(used)]
     lines += ["| " + " | ".join(t[i] for i in used) + " |" for t in texts]
-    last = max(rows, key=lambda r: r["time"])
-    where = f"{last['device']}, {last['time'][:10]}, revision {last['revision']}: `{last['command']}`"
+    made = {(r["device"], r["time"][:10], r["revision"]) for r in rows}
+    where = "; ".join(f"{device}, {day}, revision {revision}" for device, day, revision in sorted(made))
     return "\n".join(lines) + "\n\n" + where + "\n"
 
 
 def write(path):
     text = pathlib.Path(path).read_text()
-    fill = lambda m: f"{m[1]}\n{table(m[2])}{m[3]}"
-    new, n = re.subn(r"(<!-- bench (\w+) -->)\n.*?(<!-- /bench -->)", fill, text, flags=re.S)
+    fill = lambda m: f"{m[1]}\n{table(m[2].split())}{m[3]}"
+    new, n = re.subn(r"(<!-- bench ([\w. ]+?) -->)\n.*?(<!-- /bench -->)", fill, text, flags=re.S)
     if n == 0:
-        sys.exit(f"{path} has no <!-- bench AREA --> ... <!-- /bench -->")
+        sys.exit(f"{path} has no <!-- bench NAME ... --> ... <!-- /bench -->")
     pathlib.Path(path).write_text(new)
 
 
@@ -78,4 +87,4 @@ if sys.argv[1:2] == ["--write"]:
         write(name)
 else:
     for name in sys.argv[1:] or sorted(p.stem for p in RESULTS.glob("*.jsonl")):
-        print(f"### {name}\n\n{table(name)}")
+        print(f"### {name}\n\n{table([name])}")

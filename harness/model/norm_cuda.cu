@@ -8,11 +8,7 @@ namespace {
 
 using namespace lev_rows;
 
-constexpr int kMostParts = kMultiprocessors * 4;
-
-template <class A> __device__ __forceinline__ A inverse_rms(A sum_of_squares, int64_t cols, double eps) {
-  return 1 / sqrt(sum_of_squares / (A)cols + (A)eps);
-}
+constexpr int kMostParts = kMultiprocessors * 8;
 
 /* ---- forward ---- */
 
@@ -37,7 +33,7 @@ __global__ void __launch_bounds__(threads_of<team>) forward_packed(const lev_rms
       if (inside && lane + k * team < packs)
         for (int i = 0; i < width; ++i) sum[0] += lev_load(kept[k].at[i]) * lev_load(kept[k].at[i]);
     team_sums<team>(sum, memory);
-    A scale = inverse_rms(sum[0], a.cols, a.eps);
+    A scale = inverse_rms(sum[0], (A)(1.0 / (double)a.cols), (A)a.eps);
 #pragma unroll
     for (int k = 0; k < most; ++k) {
       int64_t at = (lane + k * team) * width;
@@ -59,7 +55,7 @@ template <class T> __global__ void __launch_bounds__(256) forward_any(const lev_
     A sum[1] = {0};
     for (int64_t i = threadIdx.x; i < a.cols; i += 256) sum[0] += lev_load(x[i]) * lev_load(x[i]);
     team_sums<256>(sum, memory);
-    A scale = inverse_rms(sum[0], a.cols, a.eps);
+    A scale = inverse_rms(sum[0], (A)(1.0 / (double)a.cols), (A)a.eps);
     for (int64_t i = threadIdx.x; i < a.cols; i += 256) y[i] = lev_store<T>(lev_load(x[i]) * scale * lev_load(w[i]));
   }
 }
@@ -90,67 +86,77 @@ template <class T> lev_status forward(const lev_rmsnorm_args *a, cudaStream_t st
 
 /* ---- backward ---- */
 
-/* A row in registers. */
-template <class T, int most> struct row_packs { pack<T> x[most], dy[most], dx[most]; };
+/* A thread's packs of a row. */
+template <class T, int most, bool accumulate> struct row_packs {
+  pack<T> x[most], dy[most], dx[accumulate ? most : 1];
+};
 
-template <class T, int team, int most>
+template <class T, int team, int most, bool accumulate>
 __device__ __forceinline__ void load_row(const lev_rmsnorm_backward_args &a, int64_t row, int lane,
-                                         row_packs<T, most> &out) {
+                                         row_packs<T, most, accumulate> &out) {
   constexpr int width = lev_per_16<T>;
-  if (row >= a.rows) return;
 #pragma unroll
   for (int k = 0; k < most; ++k) {
     int64_t at = (lane + k * team) * width;
-    if (at >= a.cols) continue;
+    bool inside = row < a.rows && at < a.cols;
     at += row * a.cols;
-    out.x[k] = load16((const T *)a.x + at);
-    out.dy[k] = load16((const T *)a.dy + at);
-    if (a.accumulate) out.dx[k] = load16((const T *)a.dx + at);
+    out.x[k] = inside ? load16((const T *)a.x + at) : pack<T>{};
+    out.dy[k] = inside ? load16((const T *)a.dy + at) : pack<T>{};
+    if constexpr (accumulate) out.dx[k] = inside ? load16((const T *)a.dx + at) : pack<T>{};
   }
 }
 
-/* Each block leaves its rows' share of dw in partial[block]. */
-template <class T, int team, int most>
-__global__ void __launch_bounds__(threads_of<team>)
+/* A team per row; the next row is fetched before this one's sums meet, and w stays in registers. Each block leaves its
+ * rows' share of dw in partial[block]. The grid is as many blocks as are resident. */
+template <class T, int team, int most, int resident, bool accumulate>
+__global__ void __launch_bounds__(threads_of<team>, resident)
     backward_packed(const lev_rmsnorm_backward_args a, lev_arith<T> *partial) {
   using A = lev_arith<T>;
   constexpr int width = lev_per_16<T>, threads = threads_of<team>, slots = threads / team;
-  __shared__ A memory[threads / 32 * 2], stage[slots > 1 ? threads * most * width : 1];
+  __shared__ A memory[2][threads / 32 * 2], stage[slots > 1 ? threads * most * width : 1];
   const int lane = threadIdx.x % team, slot = threadIdx.x / team;
-  const int64_t packs = a.cols / width, stride = (int64_t)gridDim.x * slots;
-  A dw[most][width] = {};
-  row_packs<T, most> now, next;
+  const int64_t stride = (int64_t)gridDim.x * slots;
+  const A inverse_n = (A)(1.0 / (double)a.cols), eps = (A)a.eps;
+  A dw[most][width] = {}, w[most][width];
+  row_packs<T, most, accumulate> now, next;
+#pragma unroll
+  for (int k = 0; k < most; ++k)
+    for (int i = 0; i < width; ++i) {
+      int64_t at = (lane + k * team) * width + i;
+      w[k][i] = at < a.cols ? lev_load(((const T *)a.w)[at]) : A(0);
+    }
   load_row<T, team, most>(a, (int64_t)blockIdx.x * slots + slot, lane, next);
-  for (int64_t first = (int64_t)blockIdx.x * slots; first < a.rows; first += stride) {
+  int buffer = 0;
+  for (int64_t first = (int64_t)blockIdx.x * slots; first < a.rows; first += stride, buffer ^= 1) {
     int64_t row = first + slot;
-    bool inside = row < a.rows;
     A sums[2] = {0, 0};
     now = next;
     load_row<T, team, most>(a, row + stride, lane, next);
 #pragma unroll
-    for (int k = 0; k < most; ++k) {
-      if (!inside || lane + k * team >= packs) continue;
-      pack<T> w = load16((const T *)a.w + (lane + k * team) * width);
+    for (int k = 0; k < most; ++k)
+#pragma unroll
       for (int i = 0; i < width; ++i) {
         A x = lev_load(now.x[k].at[i]);
         sums[0] += x * x;
-        sums[1] += lev_load(now.dy[k].at[i]) * lev_load(w.at[i]) * x;
+        sums[1] += lev_load(now.dy[k].at[i]) * w[k][i] * x;
       }
-    }
-    team_sums<team>(sums, memory);
-    A scale = inverse_rms(sums[0], a.cols, a.eps), pull = sums[1] * scale * scale * scale / (A)a.cols;
+    if constexpr (team > 32)
+      team_sums_once<team>(sums, memory[buffer]);
+    else
+      team_sums<team>(sums, memory[0]);
+    A scale = inverse_rms(sums[0], inverse_n, eps), pull = sums[1] * scale * scale * scale * inverse_n;
 #pragma unroll
     for (int k = 0; k < most; ++k) {
       int64_t at = (lane + k * team) * width;
-      if (!inside || at >= a.cols) continue;
-      pack<T> w = load16((const T *)a.w + at), out;
+      pack<T> out;
+#pragma unroll
       for (int i = 0; i < width; ++i) {
-        A x = lev_load(now.x[k].at[i]), g = lev_load(now.dy[k].at[i]);
-        A value = scale * g * lev_load(w.at[i]) - x * pull;
-        dw[k][i] += g * x * scale;
-        out.at[i] = lev_store<T>(a.accumulate ? lev_load(now.dx[k].at[i]) + value : value);
+        A x = lev_load(now.x[k].at[i]), g = lev_load(now.dy[k].at[i]) * scale, value = g * w[k][i] - x * pull;
+        dw[k][i] += g * x;
+        if constexpr (accumulate) value += lev_load(now.dx[k].at[i]);
+        out.at[i] = lev_store<T>(value);
       }
-      store16((T *)a.dx + row * a.cols + at, out);
+      if (row < a.rows && at < a.cols) store16((T *)a.dx + row * a.cols + at, out);
     }
   }
   partial += (int64_t)blockIdx.x * a.cols;
@@ -190,7 +196,8 @@ __global__ void __launch_bounds__(256) backward_any(const lev_rmsnorm_backward_a
       sums[1] += lev_load(dy[i]) * lev_load(w[i]) * xi;
     }
     team_sums<256>(sums, memory);
-    A scale = inverse_rms(sums[0], a.cols, a.eps), pull = sums[1] * scale * scale * scale / (A)a.cols;
+    A scale = inverse_rms(sums[0], (A)(1.0 / (double)a.cols), (A)a.eps);
+    A pull = sums[1] * scale * scale * scale / (A)a.cols;
     for (int64_t i = threadIdx.x; i < a.cols; i += 256) {
       A xi = lev_load(x[i]), g = lev_load(dy[i]), value = scale * g * lev_load(w[i]) - xi * pull;
       partial[i] += g * xi * scale;
@@ -199,11 +206,15 @@ __global__ void __launch_bounds__(256) backward_any(const lev_rmsnorm_backward_a
   }
 }
 
-template <class T, int team, int most>
+template <class T, int team, int most, int resident>
 unsigned launch_backward(const lev_rmsnorm_backward_args *a, int64_t parts, cudaStream_t stream) {
   constexpr int threads = threads_of<team>;
-  unsigned blocks = blocks_for(a->rows, threads / team, parts);
-  backward_packed<T, team, most><<<blocks, threads, 0, stream>>>(*a, (lev_arith<T> *)a->scratch);
+  unsigned blocks = blocks_for(a->rows, threads / team, lev_min_i64(parts, kMultiprocessors * resident));
+  lev_arith<T> *partial = (lev_arith<T> *)a->scratch;
+  if (a->accumulate)
+    backward_packed<T, team, most, resident, true><<<blocks, threads, 0, stream>>>(*a, partial);
+  else
+    backward_packed<T, team, most, resident, false><<<blocks, threads, 0, stream>>>(*a, partial);
   return blocks;
 }
 
@@ -219,17 +230,17 @@ template <class T> lev_status backward(const lev_rmsnorm_backward_args *a, cudaS
     blocks = blocks_for(a->rows, 1, parts);
     backward_any<T><<<blocks, 256, 0, stream>>>(*a, (A *)a->scratch);
   } else if (packs <= 8) {
-    blocks = launch_backward<T, 8, 1>(a, parts, stream);
+    blocks = launch_backward<T, 8, 1, 4>(a, parts, stream);
   } else if (packs <= 32) {
-    blocks = launch_backward<T, 32, 1>(a, parts, stream);
+    blocks = launch_backward<T, 32, 1, 4>(a, parts, stream);
   } else if (packs <= 128) {
-    blocks = launch_backward<T, 128, 1>(a, parts, stream);
+    blocks = launch_backward<T, 128, 1, 8>(a, parts, stream);
   } else if (packs <= 256) {
-    blocks = launch_backward<T, 256, 1>(a, parts, stream);
+    blocks = launch_backward<T, 256, 1, 4>(a, parts, stream);
   } else if (packs <= 512) {
-    blocks = launch_backward<T, 256, 2>(a, parts, stream);
+    blocks = launch_backward<T, 256, 2, 2>(a, parts, stream);
   } else {
-    blocks = launch_backward<T, 256, 4>(a, parts, stream);
+    blocks = launch_backward<T, 256, 4, 1>(a, parts, stream);
   }
   LEV_TRY(lev_cuda_launched("model.rmsnorm_backward"));
   return fold((const A *)a->scratch, blocks, a->cols, a->cols, (A *)a->dw, stream);

@@ -24,6 +24,24 @@ template <class T> __device__ __forceinline__ void store16(T *at, const pack<T> 
   lev_write<T, lev_per_16<T>>(at, x);
 }
 
+/* 1 / sqrt(mean of squares + eps), to the last bit or two: every thread of a team computes it for every row, so
+ * division and root in full precision would cost more than the row itself. */
+__device__ __forceinline__ float inverse_rms(float sum_of_squares, float inverse_n, float eps) {
+  float x = fmaf(sum_of_squares, inverse_n, eps), r = rsqrtf(x);
+  return fmaf(0.5f * r, fmaf(-x * r, r, 1.0f), r);
+}
+__device__ __forceinline__ double inverse_rms(double sum_of_squares, double inverse_n, double eps) {
+  return 1 / sqrt(fma(sum_of_squares, inverse_n, eps));
+}
+
+/* What the threads of a team wrote to shared memory is seen by all of them. */
+template <int team> __device__ __forceinline__ void team_barrier() {
+  if constexpr (team > 32)
+    __syncthreads();
+  else
+    __syncwarp();
+}
+
 /* Sums over the lanes of a team, the same on each of them. `memory`: shared, n values per warp of the block. */
 template <int team, int n, class A> __device__ __forceinline__ void team_sums(A (&x)[n], A *memory) {
 #pragma unroll
@@ -38,6 +56,25 @@ template <int team, int n, class A> __device__ __forceinline__ void team_sums(A 
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     x[i] = 0;
+    for (int warp = 0; warp < team / 32; ++warp) x[i] += memory[warp * n + i];
+  }
+}
+
+/* The same with one barrier, for teams of a whole block whose calls alternate between two memories: before a memory is
+ * written again, everyone has passed the barrier of the call between. */
+template <int team, int n, class A> __device__ __forceinline__ void team_sums_once(A (&x)[n], A *memory) {
+  static_assert(team > 32);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] += __shfl_xor_sync(0xffffffffu, x[i], step);
+  if (threadIdx.x % 32 == 0)
+    for (int i = 0; i < n; ++i) memory[threadIdx.x / 32 * n + i] = x[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    x[i] = 0;
+#pragma unroll
     for (int warp = 0; warp < team / 32; ++warp) x[i] += memory[warp * n + i];
   }
 }

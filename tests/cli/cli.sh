@@ -74,6 +74,7 @@ check "tokenize bytes" "$levee" tokenize "$work/text.txt" --output "$work/t" --h
 check "usage error" expect_exit 1 "$levee" frobnicate
 check "bench: unknown case" expect_exit 1 "$levee" bench gemm.nope
 check "bench: the error lists the cases" grep -q 'gemm.square' "$work/err"
+check "bench: every case is right on the CPU" expect_exit 0 "$levee" bench --backend cpu --seconds 0.02
 check "bench: a case, recorded" expect_exit 0 "$levee" bench gemm.square --backend cpu --seconds 0.1 --results "$work/bench.jsonl"
 check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['revision'] and r['device'] and r['value']>0"
 check "help" "$levee" --help
