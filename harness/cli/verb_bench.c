@@ -74,6 +74,10 @@ static lev_status parse(int argc, char **argv, bench_line *line) {
   snprintf(line->command, sizeof line->command, "levee bench");
   for (int i = 0; i < argc; ++i) {
     size_t at = strlen(line->command);
+    if (is(argv[i], "--results")) { /* where the record goes does not belong to what it says */
+      i += argv[i][strlen("--results")] == 0;
+      continue;
+    }
     snprintf(line->command + at, sizeof line->command - at, " %s", argv[i]);
   }
   o->command = line->command;

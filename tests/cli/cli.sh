@@ -76,7 +76,7 @@ check "bench: unknown case" expect_exit 1 "$levee" bench gemm.nope
 check "bench: the error lists the cases" grep -q 'gemm.square' "$work/err"
 check "bench: every case is right on the CPU" expect_exit 0 "$levee" bench --backend cpu --seconds 0.02
 check "bench: a case, recorded" expect_exit 0 "$levee" bench gemm.square --backend cpu --seconds 0.1 --results "$work/bench.jsonl"
-check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['revision'] and r['device'] and r['value']>0"
+check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['command']=='levee bench gemm.square --backend cpu --seconds 0.1' and r['revision'] and r['device'] and r['value']>0"
 check "help" "$levee" --help
 check "every setting has help" "$levee" --help-all
 check "missing file" expect_exit 8 "$levee" train "$work/none.toml"

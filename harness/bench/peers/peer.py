@@ -80,12 +80,22 @@ def time_ms(work, seconds=60.0, repetitions=20, least=3):
     return statistics.median([one() for _ in range(n)] if warm else [first] + [one() for _ in range(n - 1)])
 
 
+def command():
+    """The command line as it is repeated from the top of the sources; where the results went does not matter."""
+    words, skip = ["python3", "harness/bench/peers/" + pathlib.Path(sys.argv[0]).name], False
+    for word in sys.argv[1:]:
+        if not skip and not word.startswith("--results"):
+            words.append(word)
+        skip = word == "--results"
+    return " ".join(words)
+
+
 def append(record, like):
     """Adds `record` to the results; what it does not say comes from the record `like`."""
     import torch
 
     whole = {key: like.get(key, "") for key in ("revision", "device", "backend", "shape")}
-    whole["command"] = " ".join(["python3", *sys.argv])
+    whole["command"] = command()
     whole["time"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     whole["torch"] = torch.__version__
     whole.update(record)
