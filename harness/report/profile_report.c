@@ -104,12 +104,17 @@ static void write_span(const lev_profile *p, const lev_span *s, int rank, FILE *
   fprintf(out, "}}");
 }
 
+/* -1: none of this name did anything. */
+static int compute_stream(const lev_profile *p) {
+  for (int s = 0; s < lev_profile_streams(p); ++s)
+    if (strcmp(lev_profile_stream(p, s), "compute") == 0) return s;
+  return -1;
+}
+
 /* Spans of one phase follow each other on the compute stream: one bar from the first to the last. */
 static void write_phases(const lev_profile *p, int rank, FILE *out) {
   int64_t n = lev_profile_count(p);
-  int compute = -1;
-  for (int s = 0; s < lev_profile_streams(p); ++s)
-    if (strcmp(lev_profile_stream(p, s), "compute") == 0) compute = s;
+  int compute = compute_stream(p);
   for (int64_t i = 0; i < n;) {
     const lev_span *first = lev_profile_at(p, i);
     double begin = first->begin, end = first->end;
@@ -179,6 +184,40 @@ lev_status lev_profile_write(const lev_profile *p, int rank, const char *path) {
   return failed ? lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno)) : LEV_OK;
 }
 
+/* Time of the phases of one name: operations of the compute stream and of all others. */
+typedef struct phase_time {
+  const char *name;
+  int64_t operations;
+  double compute, others;
+} phase_time;
+
+enum { PHASE_NAMES = 32 };
+
+/* Phases by name, in the order of their first operation; those past the room are left out. */
+static int phase_times(const lev_profile *p, phase_time *times) {
+  int n = 0, compute = compute_stream(p);
+  for (int64_t i = 0; i < lev_profile_count(p); ++i) {
+    const lev_span *s = lev_profile_at(p, i);
+    const char *name = phase_name(p, s);
+    int at = 0;
+    while (at < n && strcmp(times[at].name, name) != 0) ++at;
+    if (at == PHASE_NAMES) continue;
+    if (at == n) times[n++] = (phase_time){.name = name};
+    ++times[at].operations;
+    *(s->stream == compute ? &times[at].compute : &times[at].others) += s->end - s->begin;
+  }
+  return n;
+}
+
+static void print_phases(const lev_profile *p, FILE *out) {
+  phase_time times[PHASE_NAMES];
+  int n = phase_times(p, times);
+  fprintf(out, "  %-24s %12s %14s %14s\n", "phase", "operations", "compute ms", "other streams");
+  for (int i = 0; i < n; ++i)
+    fprintf(out, "  %-24s %12lld %14.3f %14.3f\n", times[i].name, (long long)times[i].operations,
+            1e3 * times[i].compute, 1e3 * times[i].others);
+}
+
 lev_status lev_profile_print(const lev_profile *p, int most, FILE *out) {
   lev_overlap o;
   lev_profile_row *rows;
@@ -190,6 +229,7 @@ lev_status lev_profile_print(const lev_profile *p, int most, FILE *out) {
           "(%.1f %%) while computing\n",
           1e3 * o.length, 1e3 * o.compute, (double)o.host_bytes / 0x1p30, 1e3 * o.copy, 1e3 * o.inside, 100 * o.share);
   if (lev_profile_dropped(p) > 0) fprintf(out, "  %lld operations found no room\n", (long long)lev_profile_dropped(p));
+  print_phases(p, out);
   fprintf(out, "  %-24s %-28s %-10s %8s %12s %10s\n", "phase", "operation", "kind", "count", "ms", "GB/s");
   for (int i = 0; i < n && i < most; ++i) {
     const lev_profile_row *r = &rows[i];

@@ -42,7 +42,7 @@ LEV_MUST_CHECK lev_status lev_profile_rows(const lev_profile *profile, lev_profi
  * overlap and the totals stand under "levee". `rank` is the process number. Errors: LEV_ERR_IO, LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_profile_write(const lev_profile *profile, int rank, const char *path);
 
-/* The overlap and the first `rows` rows of the totals. Errors: LEV_ERR_NOMEM. */
+/* The overlap, the time of each phase, and the first `rows` rows of the totals. Errors: LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_profile_print(const lev_profile *profile, int rows, FILE *out);
 
 #ifdef __cplusplus

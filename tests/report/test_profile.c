@@ -177,6 +177,29 @@ T_TEST(profile_of_a_dry_device_is_empty) {
   lev_device_close(s.device);
 }
 
+T_TEST(profile_prints_phases_and_operations) {
+  scene s;
+  char *text = NULL;
+  size_t bytes = 0;
+  open_scene(&s, LEV_BACKEND_CPU, 100);
+  T_REQUIRE_OK(lev_profile_start(s.profile, s.compute));
+  work(&s);
+  lev_profile_stop(s.profile);
+  T_REQUIRE_OK(lev_profile_read(s.profile));
+  FILE *file = open_memstream(&text, &bytes);
+  T_REQUIRE(file != NULL);
+  T_EXPECT_OK(lev_profile_print(s.profile, 2, file));
+  fclose(file);
+  static const char *const words[] = {"while computing", "\n  first  ", "\n  second  ", "test.sleep"};
+  for (size_t i = 0; i < sizeof words / sizeof *words; ++i)
+    T_EXPECT_MSG(strstr(text, words[i]) != NULL, "\"%s\" is not in:\n%s", words[i], text);
+  int lines = 0;
+  for (const char *c = text; *c; ++c) lines += *c == '\n';
+  T_EXPECT_EQ_I64(lines, 1 + 3 + 3); /* the overlap; two phases and two rows, each under its head */
+  free(text);
+  lev_device_close(s.device);
+}
+
 T_TEST(profile_timeline_reads_as_json) {
   scene s;
   char path[] = "/tmp/levee_profile_XXXXXX";
