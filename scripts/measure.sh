@@ -1,0 +1,42 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# measure.sh [GROUP ...]: every published figure again, on this machine's GPU: runs `levee bench` and the PyTorch peers of each group
+# and appends the records to harness/bench/results/. Groups: kernels gemm grouped attn attn1m modules olmoe (default: all but
+# attn1m, which takes minutes). Needs a build with CUDA, and PyTorch for the peers; LEVEE names the command (build/levee).
+#
+# A group that fails is said at the end; the others still run. Tables: python3 harness/bench/table.py [AREA ...]
+set -u
+cd "$(dirname "$0")/.."
+levee=${LEVEE:-build/levee}
+results=harness/bench/results
+python=${PYTHON:-python3}
+failed=
+
+# The cuDNN that PyTorch brings, so that both sides use the same one. For our command only: PyTorch finds its own.
+cudnn=$($python -c "import importlib.util as u; print(list(u.find_spec('nvidia.cudnn').submodule_search_locations)[0] + '/lib')" 2>/dev/null || true)
+ours() { LD_LIBRARY_PATH=${cudnn:+$cudnn:}${LD_LIBRARY_PATH:-} "$levee" bench "$@" --backend cuda || failed="$failed bench:$1"; }
+peer() { env -u LD_LIBRARY_PATH "$python" "harness/bench/peers/$@" || failed="$failed $1"; }
+
+group() {
+  case $1 in
+  kernels) ours kernels --results $results/kernels.jsonl ;;
+  gemm) ours gemm --results $results/gemm.jsonl && peer gemm.py ;;
+  grouped) ours grouped --results $results/grouped.jsonl && peer grouped_mm.py ;;
+  attn) ours attn.fwdbwd.32768 attn.fwdbwd.131072 --seconds 4 --results $results/attn.jsonl && peer attention.py --seconds 4 ;;
+  attn1m) ours attn.fwdbwd.1048576 --seconds 1 --results $results/attn.jsonl && peer attention.py --seconds 1 ;;
+  modules) ours modules --results $results/modules.jsonl && peer linear_xent.py ;;
+  olmoe) peer olmoe.py --levee "$levee" ;;
+  *)
+    echo "measure.sh: no group $1; there are kernels gemm grouped attn attn1m modules olmoe" >&2
+    exit 2
+    ;;
+  esac
+}
+
+mkdir -p $results
+[ $# -gt 0 ] || set -- kernels gemm grouped attn modules olmoe
+for g in "$@"; do
+  echo "== $g ($(date +%T))"
+  group "$g"
+done
+[ -z "$failed" ] || { echo "measure.sh: failed:$failed" >&2; exit 1; }
