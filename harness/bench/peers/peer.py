@@ -100,6 +100,7 @@ def append(record, like):
     whole["torch"] = torch.__version__
     whole.update(record)
     path = results_file(whole["case"])
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(json.dumps(whole) + "\n")
 
