@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* levee VERB ... */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/log.h"
 #include "common/status.h"
@@ -76,7 +79,16 @@ static int dispatch(int argc, char **argv) {
   return lev_status_exit_code(LEV_ERR_ARG);
 }
 
+/* A standard stream that the caller closed would give its number to the next file opened, and what is printed would go
+ * into a checkpoint or metrics file. /dev/null takes its place, opened the wrong way round so that using it still
+ * fails. */
+static void hold_standard_streams(void) {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) _exit(8);
+}
+
 int main(int argc, char **argv) {
+  hold_standard_streams();
   lev_log_set_sink(log_line, NULL);
   int code = dispatch(argc, argv);
   if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) { /* a full disk behind > FILE */

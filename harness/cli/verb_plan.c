@@ -32,6 +32,7 @@ typedef struct plan_options {
   bool json, all_ranks, plain, automatic;
   const char *without;  /* a module's name */
   const char *ceilings; /* path */
+  lev_ceilings rates;   /* what stands there */
 } plan_options;
 
 /* Short names of settings that go with --auto. */
@@ -92,6 +93,7 @@ static lev_status parse(lev_config *config, int argc, char **argv, plan_options 
   }
   if (out->plain && (out->automatic || out->without))
     return lev_fail(LEV_ERR_ARG, "--plain goes neither with --auto nor with --without");
+  if (out->ceilings) LEV_TRY(lev_ceilings_read(out->ceilings, &out->rates));
   return lev_config_validate(config);
 }
 
@@ -214,11 +216,9 @@ static char *format(const char *form, ...) {
 
 /* Estimates the step of the largest rank where ceilings were given: as text after the plan, or as a note. */
 static lev_status estimate(const lev_config *config, const plan_options *o, shown *s) {
-  lev_ceilings ceilings = {0};
   lev_estimate e;
   if (!o->ceilings) return LEV_OK;
-  LEV_TRY(lev_ceilings_read(o->ceilings, &ceilings));
-  LEV_TRY(lev_estimate_step(config, s->world.classes.first[s->world.largest], &ceilings, &e));
+  LEV_TRY(lev_estimate_step(config, s->world.classes.first[s->world.largest], &o->rates, &e));
   if (o->json) return note(s, "estimate", lev_estimate_json(&e, o->ceilings));
   lev_estimate_table(&e, o->ceilings, stdout);
   return LEV_OK;

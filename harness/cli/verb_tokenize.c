@@ -46,6 +46,7 @@ static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
       o->tokenizer = v;
     } else if ((v = value_of("--train-bpe", argc, argv, &i))) {
       LEV_TRY(number("--train-bpe", v, 257, 1 << 24, &x));
+      if (x != (double)(int64_t)x) return lev_fail(LEV_ERR_ARG, "--train-bpe \"%.60s\" must be a whole number", v);
       o->train_bpe = (int64_t)x;
     } else if ((v = value_of("--holdout", argc, argv, &i))) {
       LEV_TRY(number("--holdout", v, 0, 0.99, &x));
@@ -56,7 +57,7 @@ static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
       o->input = argv[i];
     }
   }
-  if (!o->input || !o->output)
+  if (!o->input || !o->output || o->output[0] == '\0')
     return lev_fail(LEV_ERR_ARG, "expected TEXT and --output PREFIX; see levee tokenize --help");
   if (o->tokenizer && o->train_bpe) return lev_fail(LEV_ERR_ARG, "--tokenizer and --train-bpe exclude each other");
   return LEV_OK;

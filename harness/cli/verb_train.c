@@ -321,10 +321,20 @@ static lev_status lock_folder(const char *folder) {
                   folder);
 }
 
+static const char help[] =
+    "levee train CONFIG.toml [options] [--section.key=value ...]: trains, or goes on from the newest whole checkpoint\n"
+    "  --profile          the second step as a timeline, run.folder/profile.rankN.json\n"
+    "  --print-config     alone: the settings as resolved\n"
+    "SIGTERM and SIGINT save a checkpoint and leave. levee --help-all lists the settings.\n";
+
 int lev_verb_train(int argc, char **argv) {
   static char profile[] = "--run.profile=true"; /* what --profile is short for */
   static train t;                               /* large, and outlives the rank threads */
   memset(&t, 0, sizeof t);
+  if (argc > 0 && strcmp(argv[0], "--help") == 0) {
+    fputs(help, stdout);
+    return 0;
+  }
   for (int i = 0; i < argc; ++i)
     if (strcmp(argv[i], "--profile") == 0) argv[i] = profile;
   lev_status st = lev_settings(&t.config, &argc, argv);

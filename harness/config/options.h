@@ -166,7 +166,7 @@
 
 #define LEV_OPTIONS_debug(O)                                                                                           \
   O(debug, seed, INT, 1, 0, 9223372036854775807LL, "of weights and sample order")                                      \
-  O(debug, uniform_routing, BOOL, 0, 0, 0, "token t picks experts (t k + j) mod E whatever the scores")                \
+  O(debug, uniform_routing, BOOL, 0, 0, 0, "token t of a rank picks experts (t k + j) mod E whatever the scores, so that losses depend on the ranks")                \
   O(debug, jitter_seed, INT, 0, 0, 9223372036854775807LL, "cpu: random delays before operations (race tests)")         \
   O(debug, poison, BOOL, 0, 0, 0, "fill all planned memory with NaN bytes before it is used")
 

@@ -39,6 +39,7 @@ static lev_status index_table(part_table *t) {
   for (int i = 0; i < p->n_tensors; ++i) t->first_tensor[p->tensors[i].unit + 1] = i + 1;
   for (int u = 0; u < p->n_units; ++u) {
     const lev_unit *unit = &p->units[u];
+    if (t->first_tensor[u + 1] == 0) t->first_tensor[u + 1] = t->first_tensor[u]; /* a unit of no experts */
     t->begin[u] = lev_calloc(LEV_HEAP_PLAN, (size_t)unit->replicas + 1, sizeof **t->begin);
     if (!t->begin[u]) return LEV_ERR_NOMEM;
     for (int r = 0; r < unit->replicas; ++r) t->begin[u][r + 1] = t->begin[u][r] + unit->counts[r];

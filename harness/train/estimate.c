@@ -27,6 +27,10 @@ static const struct {
             {"ceilings.adamw_cpu_gparams", offsetof(lev_ceilings, adamw_cpu), 1e9}};
 enum { KEYS = sizeof keys / sizeof *keys };
 
+/* Of a rate as written; beyond, the times would not be numbers. */
+#define RATE_LEAST 1e-9
+#define RATE_MOST 1e9
+
 typedef struct reading {
   const char *path;
   lev_ceilings *out;
@@ -42,8 +46,9 @@ static lev_status take_key(void *ctx, const char *name, const char *value, bool 
     if (strcmp(name, keys[i].key) != 0) continue;
     char *end;
     double rate = strtod(value, &end);
-    if (is_string || *value == '\0' || *end != '\0' || !isfinite(rate) || rate <= 0)
-      return lev_fail(LEV_ERR_CONFIG, "%s:%d: %s = %s, a number above 0 is needed", r->path, line, name, value);
+    if (is_string || *value == '\0' || *end != '\0' || !(rate >= RATE_LEAST && rate <= RATE_MOST))
+      return lev_fail(LEV_ERR_CONFIG, "%s:%d: %s = %s, a number from %g to %g is needed", r->path, line, name, value,
+                      RATE_LEAST, RATE_MOST);
     *field(r->out, i) = rate * keys[i].unit;
     return LEV_OK;
   }

@@ -6,6 +6,12 @@
 #include "common/dims.h"
 #include "common/hostmem.h"
 
+/* Whether a run of these settings ever validates. A rank without a sequence in any step works in validation alone. */
+static bool evaluates(const lev_config *c) {
+  bool during = c->train.eval_interval > 0 && c->train.eval_interval <= c->train.steps;
+  return c->data.valid[0] != '\0' && (during || c->train.eval_at_end);
+}
+
 lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid) {
   lev_step_result result;
   double nll;
@@ -13,7 +19,7 @@ lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid
   int groups = rank->params->layout.ranks / rank->params->layout.context;
   LEV_TRY(lev_rank_init_weights(rank));
   LEV_TRY(lev_train_step(rank, train, 1, 0, rank->config->optimizer.lr, &result));
-  return lev_evaluate(rank, valid, 0, groups, &nll, &tokens);
+  return evaluates(rank->config) ? lev_evaluate(rank, valid, 0, groups, &nll, &tokens) : LEV_OK;
 }
 
 /* `slabs` NULL: as large as it takes. */

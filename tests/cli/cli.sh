@@ -78,6 +78,8 @@ check "bench: every case is right on the CPU" expect_exit 0 "$levee" bench --bac
 check "bench: a case, recorded" expect_exit 0 "$levee" bench gemm.square --backend cpu --seconds 0.1 --results "$work/bench.jsonl"
 check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['command']=='levee bench gemm.square --backend cpu --seconds 0.1' and r['revision'] and r['device'] and r['value']>0"
 check "help" "$levee" --help
+check "help of plan" expect_exit 0 "$levee" plan --help
+check "help of train" expect_exit 0 "$levee" train --help
 check "every setting has help" "$levee" --help-all
 check "missing file" expect_exit 8 "$levee" train "$work/none.toml"
 check "unknown key names the nearest" sh -c "'$levee' plan '$work/tiny.toml' --train.stps=3 2>&1 | grep -q 'train.steps'"
@@ -87,6 +89,15 @@ check "groups must divide" expect_exit 2 "$levee" plan "$work/tiny.toml" --paral
 check "plan without limits" expect_exit 0 "$levee" plan "$work/tiny.toml" --json
 check "plan over a limit" expect_exit 3 "$levee" plan "$work/tiny.toml" --memory.device_memory=64KiB
 check "plan over a limit, JSON" sh -c "'$levee' plan '$work/tiny.toml' --memory.device_memory=64KiB --json > '$work/p.json'; [ \$? = 3 ] && python3 -m json.tool '$work/p.json' > /dev/null"
+no_ceilings() { expect_exit 8 "$levee" plan "$work/tiny.toml" --ceilings "$work/none.toml" && ! [ -s "$work/out" ]; }
+check "missing ceilings are said before the plan" no_ceilings
+no_rates() {
+  sed 's/^copy_tb *=.*/copy_tb = 1e-320/' harness/configs/ceilings-h200.toml > "$work/ceilings.toml"
+  expect_exit 2 "$levee" plan "$work/tiny.toml" --ceilings "$work/ceilings.toml" --json
+}
+check "ceilings that make no time" no_rates
+check "tokenize: no output prefix" expect_exit 1 "$levee" tokenize "$work/text.txt" --output ""
+check "tokenize: no whole number" expect_exit 1 "$levee" tokenize "$work/text.txt" --output "$work/n" --train-bpe 300.5
 check "missing tokens" expect_exit 8 "$levee" train "$work/tiny.toml" --data.train="$work/nothing" --run.folder="$work/x"
 
 run() { "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.resume=true; }
@@ -130,6 +141,21 @@ for r, p in zip(run['per_rank'], plan['per_rank']):
             assert v['planned_bytes'] == v['peak_bytes'] == p[cls]['tags'][t]['planned_bytes'], t
 assert run['heap']['peak_bytes'] < run['heap']['cap_bytes']
 PY"
+
+# Ranks that have no sequence in any step, no expert, and no validation: the plan holds to the byte.
+idle_ranks() {
+  "$levee" train "$work/tiny.toml" --run.folder="$work/idle" --data.valid= --parallel.ranks=6 --parallel.context=2 \
+    --model.num_experts=3 --train.steps=2 || return 1
+  grep -q "planned = measured on 18 of 18" "$work/log"
+}
+check "ranks without work: planned = measured" idle_ranks
+# Streams that the caller closed: what would have been printed gets into no file of the run.
+closed_streams() {
+  "$levee" train "$work/tiny.toml" --run.folder="$work/closed" --train.steps=2 <&- >&- 2>&-
+  [ $? = 8 ] || return 1
+  json "[json.loads(l) for l in open('$work/closed/metrics.jsonl')]; json.load(open('$work/closed/memory.json'))"
+}
+check "closed standard streams" closed_streams
 
 # Resume: killed at some moment of the run, then the same command again.
 same_run() {

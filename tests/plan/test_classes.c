@@ -51,10 +51,10 @@ static int compare_all(const char *name, int *different) {
 T_TEST(classes_equal_planning_every_rank) {
   static const struct {
     int ranks, context, experts, vocab, batch;
-    int64_t tokens;
-  } worlds[] = {{1, 1, 1, 1, 1, 64},  {4, 4, 4, 4, 1, 64},   {8, 4, 2, 4, 2, 61},
-                {6, 3, 2, 6, 3, 50},  {8, 2, 4, 8, 5, 37},   {5, 5, 5, 5, 1, 23},
-                {12, 1, 3, 4, 7, 17}, {16, 8, 4, 2, 3, 129}, {7, 7, 1, 7, 1, 5000}};
+    int64_t tokens, model_experts; /* 0: as the model has them */
+  } worlds[] = {{1, 1, 1, 1, 1, 64, 0},   {4, 4, 4, 4, 1, 64, 0}, {8, 4, 2, 4, 2, 61, 0},  {6, 3, 2, 6, 3, 50, 0},
+                {8, 2, 4, 8, 5, 37, 0},   {5, 5, 5, 5, 1, 23, 0}, {12, 1, 3, 4, 7, 17, 0}, {16, 8, 4, 2, 3, 129, 0},
+                {7, 7, 1, 7, 1, 5000, 0}, {8, 8, 8, 8, 1, 40, 5}, {6, 2, 6, 3, 2, 9, 4}}; /* ranks without experts */
   int merged = 0;
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; ++w)
     for (int variant = 0; variant < PLAN_VARIANTS; ++variant)
@@ -65,6 +65,7 @@ T_TEST(classes_equal_planning_every_rank) {
         config.parallel.ranks = worlds[w].ranks, config.parallel.context = worlds[w].context;
         config.parallel.experts = worlds[w].experts, config.parallel.vocab = worlds[w].vocab;
         config.train.context = worlds[w].tokens, config.train.global_batch = worlds[w].batch;
+        if (worlds[w].model_experts > 0) config.model.num_experts = worlds[w].model_experts;
         config.optimizer.name = muon ? LEV_OPTIMIZER_MUON : LEV_OPTIMIZER_ADAMW;
         snprintf(name, sizeof name, "world %d of %d, variant %d, %s", (int)w, worlds[w].ranks, variant,
                  muon ? "muon" : "adamw");

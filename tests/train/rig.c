@@ -28,6 +28,7 @@ void rig_config(lev_config *config) {
                                "rdtp_tile_rows = 7\nrdtp_tile_cols = 9\nsco_keep_attention = true\n"
                                "oadamw_bucket = 257\nattention_block_q = 8\nattention_block_k = 8\n"
                                "embed_tile_tokens = 5\n"
+                               "[data]\nvalid = 'tokens'\n" /* what o->evaluate goes through is planned */
                                "[run]\ndevice = 'cpu'\n",
                                "rig"));
 }
