@@ -202,6 +202,31 @@ LEV_HD static inline void llep_assign(const llep_rules *r, const int32_t *ids, i
   }
 }
 
+/* What llep_count and llep_assign make of ids = NULL, the latter where nothing is lent, without going through the
+ * tokens: the experts at which the tokens of a block begin repeat after at most E of them. */
+LEV_HD static inline void llep_count_in_turn(int64_t routes, int64_t experts, int64_t *counts) {
+  for (int64_t e = 0; e < experts; ++e) counts[e] = routes / experts + (e < routes % experts);
+  counts[experts] = 0;
+}
+
+LEV_HD static inline void llep_histogram_in_turn(const llep_rules *r, int64_t tokens, int64_t top_k, int64_t blocks,
+                                                 const llep_table *t, int32_t *histogram) {
+  int64_t step = blocks * top_k % r->experts, period = 1;
+  for (int64_t at = step; at != 0; at = (at + step) % r->experts) ++period;
+  for (int64_t i = 0; i < llep_columns(r) * blocks; ++i) histogram[i] = 0;
+  for (int64_t b = 0; b < blocks && b < tokens; ++b) {
+    int64_t n = (tokens - b + blocks - 1) / blocks, begin = b * top_k % r->experts;
+    for (int64_t i = 0; i < period && i < n; ++i) {
+      int64_t e = begin, times = n / period + (i < n % period);
+      for (int64_t j = 0; j < top_k; ++j) {
+        histogram[t->column[t->seg[e]] * blocks + b] += (int32_t)times;
+        if (++e == r->experts) e = 0;
+      }
+      begin = (begin + step) % r->experts;
+    }
+  }
+}
+
 /* Replaces the columns of a chunk's routes by their rows in send order: by column, then block, then token. Blocks
  * [first, last); next [columns] is scratch. */
 LEV_HD static inline void llep_number(const llep_rules *r, int64_t tokens, int64_t top_k, int64_t blocks, int64_t first,

@@ -103,7 +103,10 @@ static void dry_rank_rows(llep_plan *p, int source, bool again, const llep_table
   int64_t blocks = p->z.blocks, *own = p->host.own;
   llep_base(r, p->host.counts, source, t->base);
   if (!again) {
-    llep_assign(r, NULL, p->tokens[source], p->cfg.top_k, blocks, t, seen, NULL, p->dry_histogram);
+    if (*t->moves == 0)
+      llep_histogram_in_turn(r, p->tokens[source], p->cfg.top_k, blocks, t, p->dry_histogram);
+    else
+      llep_assign(r, NULL, p->tokens[source], p->cfg.top_k, blocks, t, seen, NULL, p->dry_histogram);
     memset(own, 0, sizeof *own * (size_t)(r->ranks * blocks));
     for (int64_t d = 0; d < r->ranks; ++d)
       for (int64_t c = llep_column_begin(r, d); c < llep_column_begin(r, d + 1); ++c)
@@ -126,7 +129,7 @@ static void dry_counts(llep_plan *p) {
     if (s > 0 && p->tokens[s] == p->tokens[s - 1])
       memcpy(counts, counts - width, sizeof *counts * width);
     else
-      llep_count(NULL, p->tokens[s] * p->cfg.top_k, p->cfg.experts, counts);
+      llep_count_in_turn(p->tokens[s] * p->cfg.top_k, p->cfg.experts, counts);
   }
   llep_lend(r, p->host.counts, p->rank, p->host.table, p->dry_scratch);
   llep_table t = llep_table_at(r, p->host.table);

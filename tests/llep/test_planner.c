@@ -178,6 +178,34 @@ T_TEST(llep_plan_properties_random) {
   T_EXPECT_MSG(with_moves > 1250, "only %lld draws lent anything", (long long)with_moves);
 }
 
+/* The dry run's short cuts, against going through all tokens. */
+T_TEST(llep_plan_of_routes_in_turn) {
+  static draw d;
+  static int32_t want[EXPERTS * (RANKS + 1) * BLOCKS], got[EXPERTS * (RANKS + 1) * BLOCKS];
+  uint64_t at = 0;
+  for (int i = 0; i < 3000 && !t_failed(); ++i) {
+    int64_t counts[EXPERTS + 1], seen[EXPERTS];
+    make_draw(&d, &at);
+    const llep_rules *r = &d.rules;
+    d.rules.gate = 1e30; /* nothing is lent */
+    llep_lend(r, d.counts, 0, d.table, d.scratch);
+    llep_table t = llep_table_at(r, d.table);
+    llep_base(r, d.counts, 0, t.base);
+    for (int s = 0; s < r->ranks && T_EXPECT_EQ_I64(*t.moves, 0); ++s) {
+      int64_t tokens = d.tokens[s], expected[EXPERTS + 1];
+      llep_count(NULL, tokens * d.top_k, r->experts, expected);
+      llep_count_in_turn(tokens * d.top_k, r->experts, counts);
+      T_EXPECT(memcmp(expected, counts, sizeof *counts * (size_t)(r->experts + 1)) == 0);
+      llep_assign(r, NULL, tokens, d.top_k, d.blocks, &t, seen, NULL, want);
+      memset(got, 0xFF, sizeof got);
+      llep_histogram_in_turn(r, tokens, d.top_k, d.blocks, &t, got);
+      T_EXPECT_MSG(memcmp(want, got, sizeof *got * (size_t)(llep_columns(r) * d.blocks)) == 0,
+                   "draw %d: %d tokens, %d picks of %d, %d blocks", i, (int)tokens, (int)d.top_k, (int)r->experts,
+                   (int)d.blocks);
+    }
+  }
+}
+
 /* The profiles of the source paper, section B.2: exact balance within m, and few moves. */
 T_TEST(llep_plan_paper_profiles) {
   enum { P = 8, E = 128, N = 4096, K = 4 };
