@@ -72,9 +72,10 @@ void attn_config_init(attn_config *config) {
 }
 
 /* Whether a configuration goes through cuDNN where that is there; the same on every machine. */
-static bool library_fits(lev_backend target, const attn_config *c) {
+static bool library_fits(lev_backend target, int ranks, const attn_config *c) {
   bool can = target == LEV_BACKEND_CUDA && c->dtype == LEV_BF16 && c->head_dim % 8 == 0 && c->head_dim <= LIBRARY_DIM;
-  return can && c->route != ATTN_TILED && (c->route == ATTN_CUDNN || c->max_tokens >= LIBRARY_TOKENS);
+  bool pays = c->max_tokens >= LIBRARY_TOKENS && ranks <= 1;
+  return can && (c->route == ATTN_CUDNN || (c->route == ATTN_AUTO && pays));
 }
 
 lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
@@ -96,7 +97,7 @@ lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
     return lev_fail(LEV_ERR_CONFIG, "attention: heads of %lld scalars, the kernels hold at most %lld (%s)",
                     (long long)c->head_dim, (long long)most, lev_dtype_name(c->dtype));
   if ((unsigned)c->route > ATTN_TILED) return lev_fail(LEV_ERR_CONFIG, "attention: unknown route %d", (int)c->route);
-  if (c->route == ATTN_CUDNN && !library_fits(backend, c))
+  if (c->route == ATTN_CUDNN && !library_fits(backend, ranks, c))
     return lev_fail(LEV_ERR_CONFIG,
                     "attention: cuDNN asked for with heads of %lld scalars, %s, on %s; it takes 8 to %d in steps of 8, "
                     "bf16, on cuda",
@@ -211,7 +212,7 @@ static attn_cut cut_of(int ranks, const attn_config *c, attn_phase phase, size_t
 
 size_t attn_least_workspace(int ranks, const attn_config *c) {
   size_t forward, backward;
-  if (!library_fits(LEV_BACKEND_CUDA, c) || c->max_tokens == 0) return 0;
+  if (!library_fits(LEV_BACKEND_CUDA, ranks, c) || c->max_tokens == 0) return 0;
   (void)cut_of(ranks, c, ATTN_FORWARD, 0, &forward);
   (void)cut_of(ranks, c, ATTN_BACKWARD, 0, &backward);
   return lev_max_size(forward, backward);
@@ -219,7 +220,7 @@ size_t attn_least_workspace(int ranks, const attn_config *c) {
 
 static lev_status plan_library(attn_plan *p) {
   const attn_config *c = &p->config;
-  if (!library_fits(p->on_gpu ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU, c) || c->max_tokens == 0) return LEV_OK;
+  if (!library_fits(p->on_gpu ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU, p->size, c) || c->max_tokens == 0) return LEV_OK;
   size_t least = attn_least_workspace(p->size, c);
   if (c->workspace != 0 && c->workspace < least)
     return lev_fail(LEV_ERR_CONFIG, "attention: a workspace of %zu bytes; one block of %lld tokens takes %zu",

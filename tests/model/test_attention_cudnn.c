@@ -68,6 +68,8 @@ T_TEST(attention_workspace_follows_the_formula) {
   attn_config c = config_of(n, 8, 2, d);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 4, 4, n, d, false));
+  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.route = ATTN_CUDNN;
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + 2 * 8 * n * d);
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(1, 4, 4, n, d, true));
   c.workspace = backward_bytes(1, 4, 4, n, d, false); /* one key head and all its query heads */
