@@ -19,6 +19,7 @@
 
 #include "common/device_impl.h"
 #include "common/dims.h"
+#include "common/gemm_ops.h"
 #include "common/hostmem.h"
 #include "common/tsan_impl.h"
 
@@ -419,7 +420,7 @@ static int cpu_count(void) {
 
 static lev_status cpu_open(lev_device *device) {
   ((cpu_device *)device)->spin = sysconf(_SC_NPROCESSORS_ONLN) > 1;
-  return LEV_OK;
+  return lev_gemm_cpu_ready();
 }
 
 static void cpu_close(lev_device *device) {

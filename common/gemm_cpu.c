@@ -4,6 +4,7 @@
  * to send its two pool functions through the lock below (--wrap, see LIBS in the GNUmakefile). */
 #include <openblas-serial/cblas.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "common/dims.h"
 #include "common/gemm_ops.h"
@@ -15,12 +16,43 @@ void *__wrap_blas_memory_alloc(int position);
 void __wrap_blas_memory_free(void *buffer);
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t pool_freed = PTHREAD_COND_INITIALIZER;
+static int64_t pool_held, pool_size; /* buffers in use, buffers that the pool has made */
 
-/* Quiet: the lock must not look like an order between the ranks' own operations. */
+/* Whether the pool can make one more buffer. It would try for ever where memory has run out (an address space limit,
+ * say); its buffers take 128 MiB and some alignment. */
+static bool pool_can_grow(void) {
+  size_t bytes = (size_t)168 << 20;
+  void *probe = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (probe != MAP_FAILED) munmap(probe, bytes);
+  return probe != MAP_FAILED;
+}
+
+lev_status lev_gemm_cpu_ready(void) {
+  lev_status st = LEV_OK;
+  lev_tsan_quiet();
+  pthread_mutex_lock(&pool_lock);
+  if (pool_size == 0) {
+    if (pool_can_grow()) {
+      __real_blas_memory_free(__real_blas_memory_alloc(0));
+      pool_size = 1;
+    } else {
+      st = lev_fail(LEV_ERR_NOMEM, "OpenBLAS needs 168 MiB of address space for its working buffer; raise ulimit -v");
+    }
+  }
+  pthread_mutex_unlock(&pool_lock);
+  lev_tsan_loud();
+  return st;
+}
+
+/* Quiet: the lock must not look like an order between the ranks' own operations. Where the pool cannot grow, the caller
+ * waits for another's buffer. */
 void *__wrap_blas_memory_alloc(int position) {
   lev_tsan_quiet();
   pthread_mutex_lock(&pool_lock);
+  while (pool_held > 0 && pool_held == pool_size && !pool_can_grow()) pthread_cond_wait(&pool_freed, &pool_lock);
   void *buffer = __real_blas_memory_alloc(position);
+  pool_size = lev_max_i64(pool_size, ++pool_held);
   pthread_mutex_unlock(&pool_lock);
   lev_tsan_loud();
   return buffer;
@@ -30,6 +62,8 @@ void __wrap_blas_memory_free(void *buffer) {
   lev_tsan_quiet();
   pthread_mutex_lock(&pool_lock);
   __real_blas_memory_free(buffer);
+  --pool_held;
+  pthread_cond_signal(&pool_freed);
   pthread_mutex_unlock(&pool_lock);
   lev_tsan_loud();
 }

@@ -24,6 +24,8 @@ extern const lev_kernel lev_gemm_grouped_kernel; /* args: lev_gemm_grouped_launc
 lev_status lev_gemm_grouped_cuda(const void *args, void *cuda_stream);
 
 size_t lev_gemm_cpu_workspace(lev_dtype ab_type);
+/* Makes sure that OpenBLAS has one working buffer at least: called where a cpu device is opened. LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status lev_gemm_cpu_ready(void);
 lev_status lev_gemm_cuda(const void *args, void *cuda_stream);
 
 #ifdef __cplusplus
