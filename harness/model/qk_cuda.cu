@@ -134,7 +134,7 @@ template <class T> __device__ __forceinline__ lev_arith<T> squares(const pair_pa
 template <class T, lev_qk_norm norm>
 __device__ __forceinline__ pair_packs<T> weights(const qk_job &j, const place &p, int head) {
   int64_t at = norm == LEV_QK_NORM_FULL ? p.low(head) : p.pair * p.width;
-  return load_pair((const T *)j.a.w + at, p.half, norm != LEV_QK_NORM_NONE);
+  return load_pair((const T *)j.a.w + at, p.half, norm != LEV_QK_NORM_NONE && p.used);
 }
 
 template <class T, int team, int most, int resident, lev_qk_norm norm>
