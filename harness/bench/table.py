@@ -56,14 +56,14 @@ def select(names):
     rows = []
     for name in names:
         found = [r for case, r in newest(name.split(".")[0]).items() if case == name or case.startswith(name + ".")]
-        if not found:
-            sys.exit(f"no record of {name} in {RESULTS}")
         rows += [r for r in found if r not in rows]
     return rows
 
 
 def table(names):
     rows = select(names)
+    if not rows:
+        return "No record yet.\n"
     texts = [[text(r) for _, text in COLUMNS] for r in rows]
     used = [i for i in range(len(COLUMNS)) if any(t[i] for t in texts)]
     lines = ["| " + " | ".join(COLUMNS[i][0] for i in used) + " |", "|" + "---|" * len(used)]
