@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch._grouped_mm at the shapes of area grouped: python3 harness/bench/peers/grouped_mm.py [--cublas] [--results FILE]
+"""torch._grouped_mm at the shapes of area grouped:
+python3 harness/bench/peers/grouped_mm.py [--cublas] [--streams] [--results FILE]
 
 PyTorch has no gradients added to f32 (wgrad_add): they are compared with its bf16 ones, which move fewer bytes.
---cublas prints cublasGemmGroupedBatchedEx too (bf16 results), without records.
+--cublas prints cublasGemmGroupedBatchedEx too, --streams a product per expert through cuBLAS over four streams, both with
+bf16 results and without records.
 """
 
 import ctypes
@@ -81,12 +83,39 @@ def cublas_products(what, rows, x, dy, w, out):
     return products
 
 
+def over_streams(what, rows, x, dy, w, out, streams):
+    """One torch.mm per expert, on the streams in turn."""
+    first, here = 0, torch.cuda.current_stream()
+    start = here.record_event()
+    for stream in streams:
+        stream.wait_event(start)
+    for g, n in enumerate(rows):
+        part = slice(first, first + n)
+        a, b, c = {
+            "fwd": lambda: (x[part], w[g].t(), out[part]),
+            "dgrad": lambda: (dy[part], w[g], out[part]),
+            "wgrad": lambda: (dy[part].t(), x[part], out[g]),
+        }[what]()
+        with torch.cuda.stream(streams[g % len(streams)]):
+            torch.mm(a, b, out=c)
+        first += n
+    for stream in streams:
+        here.wait_event(stream.record_event())
+
+
 def four(work):
     for _ in range(CALLS):
         work()
 
 
+def show(name, ms, total, result, want):
+    error = ((result - want).float().norm() / want.float().norm()).item()
+    rate = CALLS * 2e-9 * total * OUT * IN / ms
+    print(f"  {name:<32} {ms:10.4g} ms, {rate:.0f} TFLOP/s (difference to torch {error:.1e})", flush=True)
+
+
 cublas = CuBlas() if "--cublas" in sys.argv else None
+streams = [torch.cuda.Stream() for _ in range(4)] if "--streams" in sys.argv else None
 for what, how in [("fwd", "balanced"), ("fwd", "skewed"), ("fwd", "small"), ("dgrad", "balanced"), ("dgrad", "skewed"),
                   ("wgrad", "balanced"), ("wgrad", "skewed"), ("wgrad_add", "balanced"), ("wgrad_add", "skewed")]:
     rows = spread(how)
@@ -99,9 +128,14 @@ for what, how in [("fwd", "balanced"), ("fwd", "skewed"), ("fwd", "small"), ("dg
         "wgrad": lambda: torch._grouped_mm(dy.t(), x, offs=ends),
     }[what.removesuffix("_add")]
     peer.report(peer.newest(f"grouped.{what}.{how}"), peer.time_ms(lambda: four(work)))
-    if cublas and what != "wgrad_add":
-        result = torch.empty_like(work())
+    if what == "wgrad_add":
+        continue
+    want = work()
+    if cublas:
+        result = torch.empty_like(want)
         ms = peer.time_ms(lambda call=cublas.plan(cublas_products(what, rows, x, dy, w, result)): four(call))
-        error = ((result - work()).float().norm() / work().float().norm()).item()
-        rate = CALLS * 2e-9 * total * OUT * IN / ms
-        print(f"  cublasGemmGroupedBatchedEx {ms:10.4g} ms, {rate:.0f} TFLOP/s (difference to torch {error:.1e})")
+        show("cublasGemmGroupedBatchedEx", ms, total, result, want)
+    if streams:
+        result = torch.empty_like(want)
+        ms = peer.time_ms(lambda: four(lambda: over_streams(what, rows, x, dy, w, result, streams)))
+        show("a product each, four streams", ms, total, result, want)
