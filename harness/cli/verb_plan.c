@@ -20,6 +20,7 @@ static const char help[] =
     "  --device-memory, --host-memory, --context VALUE\n"
     "                    short for --memory.device_memory, --memory.host_memory, --train.context; past a limit\n"
     "                    the exit status is 3\n"
+    "  --run.device=cuda for a machine with GPUs, wherever the plan is made; default: for this one\n"
     "  --auto            picks all caps so that everything fits the limits, and prints them as settings\n"
     "  --plain           with the unbounded schedule of every module, under balanced and under 95/4 routing\n"
     "  --without MODULE  with that of one module, and the bytes it adds\n"
@@ -172,10 +173,13 @@ static void print_plan(const lev_config *config, const shown *s) {
   char a[24], b[24];
   size_t device, host;
   const lev_rank_plan *plan = &s->world.plan[s->world.largest];
-  printf("model %s: %.3f B parameters, %.3f B active; context %lld, %d rank%s, %lld tokens each at most\n",
-         config->model.name[0] ? config->model.name : "without name", (double)plan->total / 1e9,
-         (double)plan->active / 1e9, (long long)config->train.context, s->report.ranks, s->report.ranks == 1 ? "" : "s",
-         (long long)plan->max_tokens);
+  bool small = plan->total < 1000000000;
+  double unit = small ? 1e6 : 1e9;
+  const char *letter = small ? "M" : "B";
+  printf("model %s: %.3f %s parameters, %.3f %s active; context %lld, %d rank%s on %s, %lld tokens each at most\n",
+         config->model.name[0] ? config->model.name : "without name", (double)plan->total / unit, letter,
+         (double)plan->active / unit, letter, (long long)config->train.context, s->report.ranks,
+         s->report.ranks == 1 ? "" : "s", lev_backend_name(lev_run_backend(config)), (long long)plan->max_tokens);
   lev_memory_table(&s->report, stdout);
   excess(s, &device, &host);
   if (device)

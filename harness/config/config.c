@@ -121,6 +121,7 @@ static const char *key_of(const char *name) {
   return dot ? dot + 1 : name;
 }
 
+/* Names the nearest setting where it is near; a key unlike any other (of a part that models here lack) gets none. */
 static lev_status unknown(const char *name, const char *origin) {
   const char *nearest = "", *key = key_of(name);
   enum { SAME_KEY = 1000 };
@@ -130,6 +131,8 @@ static lev_status unknown(const char *name, const char *origin) {
     if (strcmp(key_of(options[i].name), key) == 0) d -= SAME_KEY; /* the right key in another section */
     if (d < best) best = d, nearest = options[i].name;
   }
+  if (best > 2 && best > (int)strlen(key) / 2)
+    return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; levee --help-all lists those there are", origin, name);
   return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; the nearest is %s", origin, name, nearest);
 }
 

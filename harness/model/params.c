@@ -37,12 +37,13 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
   if (m->dense_layers < 0 || m->dense_layers >= m->layers)
     return lev_fail(LEV_ERR_CONFIG, "model.first_k_dense_replace = %lld must leave one of %lld layers with experts",
                     (long long)m->dense_layers, (long long)m->layers);
-  if (m->shared_inter < 0 || (m->dense_layers > 0 && m->dense_inter < 1))
+  if (m->shared_inter < 0)
+    return lev_fail(LEV_ERR_CONFIG, "width %lld of shared experts must not be negative", (long long)m->shared_inter);
+  if (m->dense_layers > 0 && m->dense_inter < 1)
     return lev_fail(
         LEV_ERR_CONFIG,
-        "width %lld of shared experts must not be negative, and dense layers need model.intermediate_size = "
-        "%lld of at least 1",
-        (long long)m->shared_inter, (long long)m->dense_inter);
+        "model.first_k_dense_replace = %lld dense layers need model.intermediate_size of at least 1, not %lld",
+        (long long)m->dense_layers, (long long)m->dense_inter);
   LEV_TRY(lev_rope_check(&m->rope));
   if (!(m->clip_qkv >= 0)) return lev_fail(LEV_ERR_CONFIG, "model.clip_qkv = %g, must not be negative", m->clip_qkv);
   if (m->window < 0 || m->window_first < 0 || m->window_pattern < 0)

@@ -209,12 +209,17 @@ static int phase_times(const lev_profile *p, phase_time *times) {
   return n;
 }
 
+/* Operations before the first phase have none. */
+static const char *shown(const char *phase) {
+  return phase[0] ? phase : "(before)";
+}
+
 static void print_phases(const lev_profile *p, FILE *out) {
   phase_time times[PHASE_NAMES];
   int n = phase_times(p, times);
   fprintf(out, "  %-24s %12s %14s %14s\n", "phase", "operations", "compute ms", "other streams");
   for (int i = 0; i < n; ++i)
-    fprintf(out, "  %-24s %12lld %14.3f %14.3f\n", times[i].name, (long long)times[i].operations,
+    fprintf(out, "  %-24s %12lld %14.3f %14.3f\n", shown(times[i].name), (long long)times[i].operations,
             1e3 * times[i].compute, 1e3 * times[i].others);
 }
 
@@ -233,7 +238,7 @@ lev_status lev_profile_print(const lev_profile *p, int most, FILE *out) {
   fprintf(out, "  %-24s %-28s %-10s %8s %12s %10s\n", "phase", "operation", "kind", "count", "ms", "GB/s");
   for (int i = 0; i < n && i < most; ++i) {
     const lev_profile_row *r = &rows[i];
-    fprintf(out, "  %-24s %-28s %-10s %8lld %12.3f", r->phase, r->name, lev_span_kind_name(r->kind),
+    fprintf(out, "  %-24s %-28s %-10s %8lld %12.3f", shown(r->phase), r->name, lev_span_kind_name(r->kind),
             (long long)r->count, 1e3 * r->seconds);
     if (r->bytes > 0 && r->seconds > 0)
       fprintf(out, " %10.1f\n", 1e-9 * (double)r->bytes / r->seconds);

@@ -81,6 +81,9 @@ static lev_run_memory memory_of(const run *r, bool measured) {
 
 static lev_status open_loaders(rank_run *rr) {
   const lev_config *c = rr->shared->config;
+  if (c->data.train[0] == '\0')
+    return lev_fail(LEV_ERR_CONFIG, "data.train is empty; it takes the prefix of token files (levee tokenize TEXT "
+                                    "--output PREFIX writes them)");
   lev_loader_options o = {.prefix = c->data.train,
                           .context = c->train.context,
                           .vocab = c->model.vocab_size,

@@ -98,6 +98,7 @@ no_rates() {
 check "ceilings that make no time" no_rates
 check "tokenize: no output prefix" expect_exit 1 "$levee" tokenize "$work/text.txt" --output ""
 check "tokenize: no whole number" expect_exit 1 "$levee" tokenize "$work/text.txt" --output "$work/n" --train-bpe 300.5
+check "no tokens named" sh -c "'$levee' train '$work/tiny.toml' --data.train= --run.folder='$work/x' 2>&1 | grep -q 'data.train is empty'"
 check "missing tokens" expect_exit 8 "$levee" train "$work/tiny.toml" --data.train="$work/nothing" --run.folder="$work/x"
 
 run() { "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.resume=true; }

@@ -91,6 +91,8 @@ T_TEST(config_errors_name_file_line_and_nearest_key) {
   REFUSES("[train]\nlr = 1e-3\n", "my.toml:2", "optimizer.lr"); /* the same key elsewhere is nearer than any edit */
   REFUSES("[parallelism]\ncontext = 1\n", "my.toml:2", "parallel.context");
   REFUSES("[train]\nseed = 1\n", "my.toml:2", "debug.seed");
+  REFUSES("[model]\nnum_local_experts = 8\n", "my.toml:2", "model.num_experts");
+  REFUSES("[model]\nkv_lora_rank = 512\n", "my.toml:2", "--help-all"); /* like none */
   REFUSES("[train]\nsteps = 3\nsteps = 4\n", "my.toml:3", "twice");
   REFUSES("[train]\nsteps = \"many\"\n", "my.toml:2", "many");
   REFUSES("[train]\nsteps = 2.5\n", "my.toml:2", "2.5");
