@@ -164,6 +164,7 @@ lev_status kernel_embed(bench *b, const void *unused) {
   LEV_TRY(kernel_rows(b, LEV_BF16, a.rows, n, H, &got));
   for (int s = 0; s < KERNEL_SAMPLES; ++s) {
     LEV_TRY(bench_read(b, LEV_BF16, w, host[kernel_row(n, s)] * (int64_t)H, H, want));
+    /* the same bits */ /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison) */
     LEV_TRY(bench_check(b, memcmp(want, got + s * H, H * sizeof(double)) == 0, "row %d is another one", s));
   }
   return kernel_measure(b, &job, (double)n * (H * 4 + 4));

@@ -156,6 +156,7 @@ lev_status kernel_pack(bench *b, const void *unpack) {
       int64_t at = end ? a.count[r] - 1 : 0;
       LEV_TRY(bench_read(b, LEV_BF16, runs, (a.start[r] + at) * H, H, from));
       LEV_TRY(bench_read(b, LEV_BF16, tile, (first + at) * H, H, got));
+      /* the same bits */ /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison) */
       LEV_TRY(bench_check(b, memcmp(from, got, H * sizeof(double)) == 0, "run %d: another row", r));
     }
   return kernel_measure(b, &job, 2.0 * (double)rows * H * 2);

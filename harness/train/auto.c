@@ -405,7 +405,8 @@ static lev_status raise_host(search *s, bool *fits) {
   lev_config *c = s->c;
   over o;
   int64_t layers = c->model.num_hidden_layers, items = lev_max_i64(0, layers - 2);
-  int64_t boundary = (int64_t)s->boundary, attention = c->memory.sco_keep_attention ? (int64_t)s->attention : 0;
+  int64_t boundary = lev_max_i64(1, (int64_t)s->boundary),
+          attention = c->memory.sco_keep_attention ? (int64_t)s->attention : 0;
   s->step[CAP_HOST] = 0;
   c->memory.sco_fraction = 1;
   if (!is_bounded(c->schedule.sco)) {
