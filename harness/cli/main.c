@@ -2,6 +2,7 @@
 /* levee VERB ... */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -89,6 +90,7 @@ static void hold_standard_streams(void) {
 
 int main(int argc, char **argv) {
   hold_standard_streams();
+  signal(SIGXFSZ, SIG_IGN); /* a file over its limit is an error of the write, which names the file */
   lev_log_set_sink(log_line, NULL);
   int code = dispatch(argc, argv);
   if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) { /* a full disk behind > FILE */

@@ -157,6 +157,12 @@ closed_streams() {
   json "[json.loads(l) for l in open('$work/closed/metrics.jsonl')]; json.load(open('$work/closed/memory.json'))"
 }
 check "closed standard streams" closed_streams
+# Files limited to 2 KiB: an error that names one, not a death by signal.
+file_limit() {
+  (ulimit -f 4 && "$levee" train "$work/tiny.toml" --run.folder="$work/limit" --train.steps=2 > /dev/null 2> "$work/log")
+  [ $? = 8 ] && grep -q "cannot write .*$work/limit" "$work/log"
+}
+check "a limit on file sizes" file_limit
 
 # Resume: killed at some moment of the run, then the same command again.
 same_run() {
