@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/t.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #define T_MAX 1024
@@ -103,6 +106,26 @@ void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx) {
     }
   }
   for (int r = 0; r < n; ++r) pthread_join(threads[r], NULL);
+}
+
+extern char **environ;
+
+int t_child(const char *test, const char *variable, const char *value) {
+  char exe[] = "/proc/self/exe", name[128];
+  char *argv[] = {exe, name, NULL};
+  snprintf(name, sizeof name, "%s", test);
+  setenv("TSAN_OPTIONS", "halt_on_error=1", 0);
+  setenv(variable, value, 1);
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
+  pid_t pid;
+  int status = -1;
+  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
+  posix_spawn_file_actions_destroy(&quiet);
+  unsetenv(variable);
+  return status;
 }
 
 static bool wanted(const char *name, int argc, char **argv) {

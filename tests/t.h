@@ -57,4 +57,8 @@ bool t_check_status(lev_status got, lev_status want, const char *expr, const cha
 /* Runs fn(rank, ctx) on `n` threads, one per rank, and waits for all. */
 void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx);
 
+/* Runs one test of this program again as a process of its own, with `variable` set to `value`, its output dropped, and
+ * ended by ThreadSanitizer's first report. Gives the wait status: 0 = passed, -1 = not started. */
+int t_child(const char *test, const char *variable, const char *value);
+
 #endif

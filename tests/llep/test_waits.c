@@ -2,11 +2,8 @@
 /* Mutation test: every event wait of forward and backward is dropped in turn, on all ranks at once (a single rank that
  * forgets one is mostly saved by the order its peers keep), and ThreadSanitizer must report a race in a child process.
  */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 
 #include "tests/llep/layer.h"
 
@@ -20,8 +17,6 @@
 #ifndef LAYER_TSAN
 #define LAYER_TSAN 0
 #endif
-
-extern char **environ;
 
 enum { TRIES = 8 };
 
@@ -71,20 +66,7 @@ T_TEST(llep_wait_mutation_child) {
 static int run_child(int lend, int call, int wait) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d:%d", lend, call, wait);
-  setenv("LLEP_MUTATION", value, 1);
-  setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
-  char exe[] = "/proc/self/exe", arg[] = "llep_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("LLEP_MUTATION");
-  return status;
+  return t_child("llep_wait_mutation_child", "LLEP_MUTATION", value);
 }
 
 T_TEST(llep_dropped_wait_is_a_reported_race) {

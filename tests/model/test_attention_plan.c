@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes, events and errors of attention, and the mutation test of its waits. */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "common/dims.h"
 #include "harness/model/attention_ops.h"
@@ -258,24 +255,10 @@ T_TEST(attention_wait_mutation_child) {
 }
 
 #if ATTN_TSAN
-extern char **environ;
-
 static int run_child(int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d", (int)drop);
-  setenv("ATTENTION_MUTATION", value, 1);
-  char exe[] = "/proc/self/exe", arg[] = "attention_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("ATTENTION_MUTATION");
-  return status;
+  return t_child("attention_wait_mutation_child", "ATTENTION_MUTATION", value);
 }
 
 T_TEST(attention_dropped_wait_is_a_reported_race) {

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutation test: every event wait of a step is dropped in turn, and the damage must show: as wrong bits with a stream
  * held up, or, under ThreadSanitizer, as a report of a child process. */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #include "common/dims.h"
@@ -25,8 +22,6 @@
 #ifndef UNDER_TSAN
 #define UNDER_TSAN 0
 #endif
-
-extern char **environ;
 
 enum { ROWS = 4, COLS = UNDER_TSAN ? 100 : 2000, SIZE = ROWS * COLS, N = UNDER_TSAN ? 3 : 5, HELD_STREAMS = 4 };
 
@@ -122,19 +117,7 @@ T_TEST(muon_wait_mutation_child) {
 static int run_child(int slots, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", slots, (int)drop);
-  setenv("MUON_MUTATION", value, 1);
-  char exe[] = "/proc/self/exe", arg[] = "muon_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("MUON_MUTATION");
-  return status;
+  return t_child("muon_wait_mutation_child", "MUON_MUTATION", value);
 }
 
 T_TEST(muon_dropped_wait_is_a_reported_race) {

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutation test: every event wait of a step is dropped in turn, and the damage must show: as wrong bits under random
  * delays, or, under ThreadSanitizer, as a report of a child process. */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 
 #include "tests/optim/oadamw_rig.h"
-
-extern char **environ;
 
 enum { TRIES = 200, LENGTH = OADAMW_TSAN ? 3000 : 30000 };
 
@@ -70,21 +65,7 @@ T_TEST(oadamw_wait_mutation_child) {
 static int run_child(int placement, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", placement, (int)drop);
-  setenv("OADAMW_MUTATION", value, 1);
-  setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
-  char exe[] = "/proc/self/exe", arg[] = "oadamw_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("OADAMW_MUTATION");
-  unsetenv("TSAN_OPTIONS");
-  return status;
+  return t_child("oadamw_wait_mutation_child", "OADAMW_MUTATION", value);
 }
 
 T_TEST(oadamw_dropped_wait_is_a_reported_race) {

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutation test: every event wait of a call is dropped in turn on one rank, and ThreadSanitizer must report a race in a
  * child process. Random delays vary the order, since an accidental one can hide the race. */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "tests/rdtp/rdtp_rig.h"
 
@@ -20,8 +17,6 @@
 #ifndef RIG_TSAN
 #define RIG_TSAN 0
 #endif
-
-extern char **environ;
 
 enum { TRIES = 16 };
 
@@ -90,20 +85,7 @@ T_TEST(rdtp_wait_mutation_child) {
 static int run_child(int which, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", which, (int)drop);
-  setenv("RDTP_MUTATION", value, 1);
-  setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
-  char exe[] = "/proc/self/exe", arg[] = "rdtp_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("RDTP_MUTATION");
-  return status;
+  return t_child("rdtp_wait_mutation_child", "RDTP_MUTATION", value);
 }
 
 T_TEST(rdtp_dropped_wait_is_a_reported_race) {

@@ -3,14 +3,10 @@
  * the evidence is wrong bytes, made certain by slowing down one stream at a time. Under ThreadSanitizer it is a report,
  * taken from a child process; that also covers the waits that only keep copies nobody reads any more from racing. */
 #include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 
 #include "tests/sco/sco_rig.h"
-
-extern char **environ;
 
 enum { SLOWS = 4 };
 
@@ -104,21 +100,7 @@ T_TEST(sco_wait_mutation_child) {
 static int run_child(int what, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", what, (int)drop);
-  setenv("SCO_MUTATION", value, 1);
-  setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
-  char exe[] = "/proc/self/exe", arg[] = "sco_wait_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("SCO_MUTATION");
-  unsetenv("TSAN_OPTIONS");
-  return status;
+  return t_child("sco_wait_mutation_child", "SCO_MUTATION", value);
 }
 
 /* The last restore of EARLY waits for a copy-out that the restore before it has waited for already, the stream being in

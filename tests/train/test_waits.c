@@ -6,20 +6,15 @@
  * waiting imply (by vector clocks over the list of all waits) orders nothing and cannot be missed. Of the others, each
  * place in the code must have one that is: not every time it is passed there is something that could be overtaken. A
  * mutated run may go astray in any way, so each has a process of its own. */
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "common/hostmem.h"
 #include "harness/train/state.h"
 #include "tests/t.h"
 #include "tests/train/rig.h"
 #include "tests/train/tokens.h"
-
-extern char **environ;
 
 #ifdef LEV_PLAIN_MALLOC
 enum { EVERY = 7 }; /* sanitizers are an order slower: one place of seven */
@@ -212,19 +207,7 @@ static int run_child(int kind, int drop, const lev_fault_wait *w, uint64_t want,
   char value[96];
   snprintf(value, sizeof value, "%d:%d:%d:%llu:%llx:%d", kind, drop, w->on, (unsigned long long)w->number,
            (unsigned long long)want, tries);
-  setenv("TRAIN_MUTATION", value, 1);
-  char exe[] = "/proc/self/exe", arg[] = "waits_mutation_child";
-  char *argv[] = {exe, arg, NULL};
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", O_WRONLY, 0);
-  pid_t pid;
-  int status = -1;
-  if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
-  posix_spawn_file_actions_destroy(&quiet);
-  unsetenv("TRAIN_MUTATION");
-  return status;
+  return t_child("waits_mutation_child", "TRAIN_MUTATION", value);
 }
 
 /* The waits of a kind of run, in the order in which lev_stream_wait counts. */
