@@ -126,16 +126,22 @@ T_TEST(auto_fills_the_limits_of_the_demo) {
 }
 
 T_TEST(auto_trains_olmoe_at_a_million_tokens_on_one_card) {
+  if (SLOW) {
+    t_skip("sanitizers are too slow for it");
+    return;
+  }
   plan_read(&config, "olmoe-1b-7b");
   plan_set(&config, "train.context", "1048576");
-  if (SLOW) return;
   int bound = pick("olmoe-1b-7b", "139GiB", "120GiB");
   T_EXPECT_MSG(bound >= 5, "memory bound only %d caps", bound);
   T_EXPECT(picked.memory.sco_host_budget >= (size_t)40 << 30);
 }
 
 T_TEST(auto_plans_the_large_models) {
-  if (SLOW) return;
+  if (SLOW) {
+    t_skip("sanitizers are too slow for it");
+    return;
+  }
   plan_read(&config, "paper-120b");
   pick("paper-120b", "80GiB", "110GiB");
   T_EXPECT_EQ_I64(picked.parallel.context, 16);

@@ -144,7 +144,10 @@ T_TEST(metrics_failures_are_errors) {
   lev_metrics m = {0};
   T_EXPECT_STATUS(lev_metrics_open(&m, "/nowhere/metrics.jsonl", 0), LEV_ERR_IO);
   lev_metrics_close(&m);
-  if (access("/dev/full", W_OK) != 0) return;
+  if (access("/dev/full", W_OK) != 0) {
+    t_skip("no /dev/full here");
+    return;
+  }
   T_REQUIRE_OK(lev_metrics_open(&m, "/dev/full", 0));
   const lev_metric field = LEV_INT("step", 1);
   T_EXPECT_STATUS(lev_metrics_line(&m, &field, 1), LEV_ERR_IO);
