@@ -129,6 +129,7 @@ T_TEST(memory_dry_run_lists_the_events_of_the_demo) {
   scene s = {.short_class = -1};
   lev_config_defaults(&s.config);
   T_REQUIRE_OK(lev_config_read(&s.config, "harness/configs/demo.toml"));
+  s.config.run.device = LEV_DEVICE_CPU; /* that of rank_main, also where there is a GPU */
   s.config.debug.uniform_routing = true;
   s.config.train.context = 512; /* the same schedule on fewer tokens */
   play(&s);
