@@ -13,6 +13,8 @@ extern "C" {
 #define BENCH_REPETITIONS 20
 #define BENCH_LEAST 3
 #define BENCH_LONG 5.0 /* seconds: work as long as that needs no warming up */
+#define BENCH_WARM 0.5 /* seconds of warming up on a GPU, until its clocks are those of steady work */
+#define BENCH_WARM_RUNS 10000 /* at most */
 
 struct bench {
   const bench_options *options;

@@ -60,8 +60,8 @@ def newest(case, device=None):
 
 
 def time_ms(work, seconds=60.0, repetitions=20, least=3):
-    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, after two to warm up. The same
-    rule as `levee bench`."""
+    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, after two or more in half a second
+    to warm up. The same rule as `levee bench`."""
     import torch
 
     def one():
@@ -72,10 +72,11 @@ def time_ms(work, seconds=60.0, repetitions=20, least=3):
         stop.synchronize()
         return start.elapsed_time(stop)
 
-    first = one()
-    warm = first < 5000  # beside longer work, loading kernels is nothing
-    if warm:
-        first = one()
+    first, runs, total = 0, 0, 0
+    while first < 5000 and (runs < 2 or total < 500):  # beside longer work, loading kernels is nothing
+        first, runs = one(), runs + 1
+        total += first
+    warm = first < 5000
     n = max(least, min(repetitions, int(seconds * 1e3 / max(first, 1e-6))))
     return statistics.median([one() for _ in range(n)] if warm else [first] + [one() for _ in range(n - 1)])
 
