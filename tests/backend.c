@@ -28,6 +28,11 @@ lev_backend t_backend(void) {
   return LEV_BACKEND_CUDA;
 }
 
+int t_gpu(int rank) {
+  int gpus = asks_cuda() ? lev_device_count(LEV_BACKEND_CUDA) : 0;
+  return gpus > 0 ? rank % gpus : 0;
+}
+
 void *t_alloc(size_t bytes) {
   void *memory = NULL;
   if (t_backend() == LEV_BACKEND_CPU) {

@@ -11,6 +11,9 @@
 /* The backend asked for; marks the running test as one of its cases (the closing lines count those on cuda). */
 lev_backend t_backend(void);
 
+/* The GPU of a rank: ranks share those there are in turn, as `levee train` does; 0 on other backends. */
+int t_gpu(int rank);
+
 /* Memory that both the test's own code and kernels of t_backend() reach: malloc, or pinned memory on cuda. Any thread;
  * exits when there is none. */
 void *t_alloc(size_t bytes);

@@ -38,7 +38,9 @@ static void rank_main(int rank, void *p) {
   lev_device *device;
   lev_comm *comm;
   lev_stream *stream;
-  T_REQUIRE_OK(lev_device_open(&g->config, &device));
+  lev_device_config config = g->config;
+  config.index = t_gpu(rank);
+  T_REQUIRE_OK(lev_device_open(&config, &device));
   T_REQUIRE_OK(lev_comm_local_join(g->hub, rank, device, &comm));
   T_EXPECT_EQ_I64(lev_comm_rank(comm), rank);
   T_EXPECT_EQ_I64(lev_comm_size(comm), g->size);

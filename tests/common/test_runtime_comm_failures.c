@@ -36,7 +36,8 @@ static void rank_main(int rank, void *p) {
   lev_device *device;
   lev_comm *comm;
   lev_stream *stream;
-  lev_device_config config = {.backend = t_backend(), .immediate = w->immediate, .fault = &w->faults[rank]};
+  lev_device_config config = {
+      .backend = t_backend(), .index = t_gpu(rank), .immediate = w->immediate, .fault = &w->faults[rank]};
   T_REQUIRE_OK(lev_device_open(&config, &device));
   T_REQUIRE_OK(lev_comm_local_join(w->hub, rank, device, &comm));
   T_REQUIRE_OK(lev_stream_create(device, "comm", &stream));

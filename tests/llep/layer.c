@@ -337,6 +337,7 @@ static lev_status steps(l_rank *k) {
 static lev_status set_up(l_rank *k, lev_backend backend) {
   LEV_TRY(lev_trace_create(1 << 16, &k->trace));
   lev_device_config dc = {.backend = backend,
+                          .index = t_gpu(k->rank),
                           .immediate = k->c->immediate,
                           .jitter_seed = k->c->jitter,
                           .trace = k->trace,

@@ -289,6 +289,7 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
   k->planned = 0;
   bool delayed = r->c.jitter != 0 && (r->c.jitter_rank == 0 || r->c.jitter_rank == rank);
   lev_device_config dc = {.backend = r->backend,
+                          .index = t_gpu(rank),
                           .dry_for = t_backend(),
                           .trace = k->trace,
                           .fault = &k->fault,

@@ -103,7 +103,7 @@ static embed_config config_of(const embed_case *c) {
 static lev_status world_run(embed_rig *r, int rank, world *w) {
   embed_rank *k = &r->rank[rank];
   LEV_TRY(lev_ledger_create(k->trace, &w->ledger));
-  lev_device_config dc = {.backend = r->backend, .trace = k->trace, .jitter_seed = r->c.jitter};
+  lev_device_config dc = {.backend = r->backend, .index = t_gpu(rank), .trace = k->trace, .jitter_seed = r->c.jitter};
   LEV_TRY(lev_device_open(&dc, &w->device));
   if (r->hub)
     LEV_TRY(lev_comm_local_join(r->hub, rank, w->device, &w->comm));

@@ -151,6 +151,7 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   bool dry = r->backend == LEV_BACKEND_DRY;
   LEV_TRY(lev_ledger_create(k->trace, &w->ledger));
   lev_device_config dc = {.backend = r->backend,
+                          .index = t_gpu(rank),
                           .immediate = r->c.immediate,
                           .jitter_seed = r->c.jitter,
                           .trace = k->trace,

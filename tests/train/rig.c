@@ -264,6 +264,7 @@ static void rank_main(int index, void *ctx) {
   lev_config config = *o->config;
   config.run.device = t_backend() == LEV_BACKEND_CUDA ? LEV_DEVICE_CUDA : LEV_DEVICE_CPU;
   lev_device_config dc = {.backend = t_backend(),
+                          .index = t_gpu(index),
                           .immediate = config.run.compute_immediate,
                           .jitter_seed = (uint64_t)config.debug.jitter_seed};
   T_REQUIRE_OK(lev_plan_rank(&config, index, NULL, &plan));
