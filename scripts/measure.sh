@@ -25,7 +25,7 @@ group() {
   attn) ours attn.fwdbwd.32768 attn.fwdbwd.131072 --seconds 4 --results $results/attn.jsonl && peer attention.py --seconds 4 ;;
   attn1m) ours attn.fwdbwd.1048576 --seconds 1 --results $results/attn.jsonl && peer attention.py --seconds 1 ;;
   modules) ours modules --results $results/modules.jsonl && peer linear_xent.py ;;
-  olmoe) peer olmoe.py --levee "$levee" ;;
+  olmoe) peer olmoe.py --levee "$levee" && peer olmoe.py --levee "$levee" --optimizer adamw ;;
   *)
     echo "measure.sh: no group $1; there are kernels gemm grouped attn attn1m modules olmoe" >&2
     exit 2

@@ -4,8 +4,10 @@ in PyTorch, one after the other on one GPU.
 
     python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE] [--section.key=value ...]
 
-What follows goes to `levee train` (caps, schedules). Appends train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to
-results/train.jsonl: ratios are ours over torch's, so speed above 1 and peak below 1 are ours.
+What follows goes to `levee train` (caps, schedules, --profile); such a run is printed, not recorded. Appends
+train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to results/train.jsonl: ratios are ours over torch's, so speed above 1
+and peak below 1 are ours. `--optimizer adamw` takes the whole step, ours alone: train.olmoe<K>k.adamw.mfu. It pins
+12 bytes per parameter on the host, asked or not whether they are free: some machines show memory only once it is used.
 
 PyTorch's side is the usual stack: transformers' OlmoeForCausalLM with grouped_mm experts and cuDNN attention, compiled
 decoder layers under gradient checkpointing, the loss in checkpointed chunks of 8,192 tokens, expandable segments. Its
@@ -75,8 +77,8 @@ def run_levee(words, folder):
     command = [
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
         f"--train.context={words.context}", f"--train.steps={words.steps}", "--lr_scheduler.warmup_steps=0",
-        "--optimizer.name=none", "--run.device=cuda", "--run.trace_steps=0", "--memory.sco_keep_attention=true",
-        f"--run.peak_tflops={PEAK / 1e12:g}", *caps(words.context), *words.rest
+        f"--optimizer.name={words.optimizer}", "--run.check_host_memory=false", "--run.device=cuda",
+        "--run.trace_steps=0", "--memory.sco_keep_attention=true", f"--run.peak_tflops={PEAK / 1e12:g}", *caps(words.context), *words.rest
     ]
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=same_cudnn())
@@ -161,12 +163,16 @@ def run_torch(words):
 
 def record(words, what, value, unit, **more):
     version = subprocess.run([words.levee, "--version"], capture_output=True, text=True).stdout
+    work = "no optimizer" if words.optimizer == "none" else f"whole step with {words.optimizer}"
     like = {
         "revision": version.partition("(")[2].partition(")")[0] or "unknown", "device": peer.device_name(),
-        "backend": "cuda", "shape": f"16 layers, {words.context} tokens, bf16, one rank, no optimizer"
+        "backend": "cuda", "shape": f"16 layers, {words.context} tokens, bf16, one rank, {work}"
     }
-    name = f"train.olmoe{words.context // 1024}k.{what}"
-    print(f"{name} {value:.4g} {unit}")
+    part = "" if words.optimizer == "none" else f"{words.optimizer}."
+    name = f"train.olmoe{words.context // 1024}k.{part}{what}"
+    print(f"{name} {value:.4g} {unit}" + (" (other settings: not recorded)" if words.rest else ""))
+    if words.rest:
+        return
     peer.append({"case": name, "value": value, "unit": unit, **more}, like)
 
 
@@ -175,6 +181,7 @@ def main():
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--levee", default=str(ROOT / "build" / "levee"))
     parser.add_argument("--config", default=str(CONFIG))
+    parser.add_argument("--optimizer", default="none", choices=["none", "adamw", "muon"], help="not none: ours alone")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--torch-steps", type=int, default=5)
     parser.add_argument("--results", help="read by peer.py")
@@ -185,7 +192,7 @@ def main():
         ours, our_peak = run_levee(words, folder)
     rate = words.context / ours
     record(words, "mfu", mfu(words.context, rate), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak)
-    if words.skip_torch:
+    if words.skip_torch or words.optimizer != "none":
         return
     theirs, their_peak = run_torch(words)
     record(words, "speed_vs_torch", theirs / ours, "ratio", ms=1e3 * ours, torch_ms=1e3 * theirs)
