@@ -46,6 +46,7 @@ COLUMNS = [  # heading, text of a record; a column that is empty throughout is l
     ("of copy rate", lambda r: percent(r, "copy_fraction")),
     ("of matrix rate", lambda r: percent(r, "matmul_fraction")),
     ("x plain", lambda r: number(r["times_plain"]) if "times_plain" in r else ""),
+    ("x torch", lambda r: number(r["times_torch"]) if "times_torch" in r else ""),
     ("bytes", lambda r: size(r, "held_bytes")),
     ("plain bytes", lambda r: size(r, "plain_bytes")),
 ]
@@ -57,7 +58,19 @@ def select(names):
     for name in names:
         found = [r for case, r in newest(name.split(".")[0]).items() if case == name or case.startswith(name + ".")]
         rows += [r for r in found if r not in rows]
-    return rows
+    return fold(rows)
+
+
+def fold(rows):
+    """<case>.vs_torch as a column of <case>, and no row of its own for <case>.tflops, which says the same again."""
+    by_case = {r["case"]: dict(r) for r in rows}
+    for case in list(by_case):
+        base, _, last = case.rpartition(".")
+        if base in by_case and last in ("vs_torch", "tflops"):
+            extra = by_case.pop(case)
+            if last == "vs_torch":
+                by_case[base]["times_torch"] = extra["value"]
+    return list(by_case.values())
 
 
 def table(names):
