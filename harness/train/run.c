@@ -27,7 +27,6 @@ typedef struct rank_run {
   lev_comm *world;
   lev_profile *profile;
   lev_rank *rank;
-  lev_loader *train, *valid;
   lev_checkpoint checkpoint;
   char folder[2 * LEV_TEXT_MAX], digest[40];
   lev_status status;
@@ -39,6 +38,7 @@ struct run {
   const lev_run_observer *observer;
   const atomic_int *stop;
   int ranks;
+  lev_loader *train, *valid; /* of all ranks; valid: NULL without held-out text */
   lev_topo *topo;
   lev_comm_hub *hub;
   lev_rank_plan *plans;
@@ -79,21 +79,6 @@ static lev_run_memory memory_of(const run *r, bool measured) {
 
 /* ---- one rank ---- */
 
-static lev_status open_loaders(rank_run *rr) {
-  const lev_config *c = rr->shared->config;
-  if (c->data.train[0] == '\0')
-    return lev_fail(LEV_ERR_CONFIG, "data.train is empty; it takes the prefix of token files (levee tokenize TEXT "
-                                    "--output PREFIX writes them)");
-  lev_loader_options o = {.prefix = c->data.train,
-                          .context = c->train.context,
-                          .vocab = c->model.vocab_size,
-                          .seed = (uint64_t)c->debug.seed};
-  LEV_TRY(lev_loader_open(&o, &rr->train));
-  if (c->data.valid[0] == '\0') return LEV_OK;
-  o.prefix = c->data.valid, o.validation = true;
-  return lev_loader_open(&o, &rr->valid);
-}
-
 static lev_status open_rank(rank_run *rr) {
   run *r = rr->shared;
   const lev_config *c = r->config;
@@ -108,7 +93,6 @@ static lev_status open_rank(rank_run *rr) {
   if (c->run.trace_steps > 0) LEV_TRY(lev_trace_create(TRACE_EVENTS_PER_STEP * (c->run.trace_steps + 1), &rr->trace));
   dc.trace = rr->trace;
   LEV_TRY(lev_ledger_create(rr->trace, &r->measured[rr->index]));
-  LEV_TRY(open_loaders(rr));
   LEV_TRY(lev_device_open(&dc, &rr->device));
   return c->run.profile ? lev_profile_create(rr->device, PROFILE_SPANS / r->ranks, &rr->profile) : LEV_OK;
 }
@@ -169,13 +153,14 @@ static lev_status asked_to_stop(rank_run *rr, bool *stop) {
  * leaves after the present one and records nothing. */
 static lev_status validate(rank_run *rr, int64_t step, bool *stop) {
   lev_validation_record record = {.step = step};
+  lev_loader *valid = rr->shared->valid;
   double nll = 0, start = now();
-  int64_t samples = lev_loader_samples(rr->valid), bytes = lev_loader_bytes(rr->valid);
+  int64_t samples = lev_loader_samples(valid), bytes = lev_loader_bytes(valid);
   int64_t groups = rr->rank->params->layout.ranks / rr->rank->params->layout.context;
   for (int64_t at = 0; at < samples; at += groups) {
     double part;
     int64_t tokens;
-    LEV_TRY(lev_evaluate(rr->rank, rr->valid, at, lev_min_i64(groups, samples - at), &part, &tokens));
+    LEV_TRY(lev_evaluate(rr->rank, valid, at, lev_min_i64(groups, samples - at), &part, &tokens));
     nll += part, record.tokens += tokens;
     LEV_TRY(asked_to_stop(rr, stop));
     if (*stop) return LEV_OK;
@@ -197,7 +182,7 @@ static double flops_per_token(const lev_rank *rank) {
 
 static bool validation_due(const rank_run *rr, int64_t step) {
   const lev_config *c = rr->shared->config;
-  if (!rr->valid || step < 1) return false;
+  if (!rr->shared->valid || step < 1) return false;
   return (c->train.eval_interval > 0 && step % c->train.eval_interval == 0) ||
          (step == c->train.steps && c->train.eval_at_end);
 }
@@ -206,7 +191,8 @@ static lev_status one_step(rank_run *rr, int64_t step) {
   const lev_config *c = rr->shared->config;
   lev_step_record record = {.step = step, .steps = c->train.steps, .lr = lev_learning_rate(c, step)};
   double start = now(), tokens = (double)(c->train.context * c->train.global_batch);
-  LEV_TRY(lev_train_step(rr->rank, rr->train, step, (step - 1) * c->train.global_batch, record.lr, &record.result));
+  LEV_TRY(
+      lev_train_step(rr->rank, rr->shared->train, step, (step - 1) * c->train.global_batch, record.lr, &record.result));
   record.seconds = now() - start;
   record.tokens_per_second = tokens / record.seconds;
   record.flops_per_token = flops_per_token(rr->rank);
@@ -302,12 +288,32 @@ static void *rank_main(void *arg) {
   lev_rank_destroy(rr->rank);
   lev_comm_destroy(rr->world);
   lev_device_close(rr->device);
-  lev_loader_close(rr->train);
-  lev_loader_close(rr->valid);
   return NULL;
 }
 
 /* ---- all ranks ---- */
+
+/* What the run needs from outside, before anything is planned: a device, and the token files. */
+static lev_status open_inputs(run *r) {
+  const lev_config *c = r->config;
+  lev_device_config dc = {.backend = lev_run_backend(c)};
+  lev_device *device = NULL;
+  if (lev_device_count(dc.backend) == 0) { /* opening one says why */
+    LEV_TRY(lev_device_open(&dc, &device));
+    lev_device_close(device);
+  }
+  if (c->data.train[0] == '\0')
+    return lev_fail(LEV_ERR_CONFIG, "data.train is empty; it takes the prefix of token files (levee tokenize TEXT "
+                                    "--output PREFIX writes them)");
+  lev_loader_options o = {.prefix = c->data.train,
+                          .context = c->train.context,
+                          .vocab = c->model.vocab_size,
+                          .seed = (uint64_t)c->debug.seed};
+  LEV_TRY(lev_loader_open(&o, &r->train));
+  if (c->data.valid[0] == '\0') return LEV_OK;
+  o.prefix = c->data.valid, o.validation = true;
+  return lev_loader_open(&o, &r->valid);
+}
 
 static lev_status allocate(run *r) {
   size_t n = (size_t)r->ranks;
@@ -354,6 +360,8 @@ static void release(run *r) {
     if (r->rank_runs) lev_trace_destroy(r->rank_runs[i].trace);
   }
   if (r->hub) lev_comm_hub_destroy(r->hub);
+  lev_loader_close(r->train);
+  lev_loader_close(r->valid);
   lev_topo_destroy(r->topo);
   lev_free(r->plans);
   lev_free(r->measured);
@@ -367,6 +375,7 @@ lev_status lev_run(const lev_config *config, const lev_run_observer *observer, c
   lev_status st;
   LEV_TRY_GOTO(st, allocate(&r), end);
   LEV_TRY_GOTO(st, lev_topo_create(NULL, &r.topo), end);
+  LEV_TRY_GOTO(st, open_inputs(&r), end);
   for (int i = 0; i < r.ranks; ++i) LEV_TRY_GOTO(st, lev_plan_rank(config, i, NULL, &r.plans[i]), end);
   lev_run_memory memory = memory_of(&r, false);
   if (observer->planned) LEV_TRY_GOTO(st, observer->planned(observer->ctx, &memory), end);

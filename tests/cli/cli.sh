@@ -98,8 +98,17 @@ no_rates() {
 check "ceilings that make no time" no_rates
 check "tokenize: no output prefix" expect_exit 1 "$levee" tokenize "$work/text.txt" --output ""
 check "tokenize: no whole number" expect_exit 1 "$levee" tokenize "$work/text.txt" --output "$work/n" --train-bpe 300.5
-check "no tokens named" sh -c "'$levee' train '$work/tiny.toml' --data.train= --run.folder='$work/x' 2>&1 | grep -q 'data.train is empty'"
-check "missing tokens" expect_exit 8 "$levee" train "$work/tiny.toml" --data.train="$work/nothing" --run.folder="$work/x"
+# missing_input CODE TEXT OPTIONS...: what a run lacks is said at once, not after pages of its plan.
+missing_input() {
+  code=$1 text=$2
+  shift 2
+  expect_exit "$code" "$levee" train "$work/tiny.toml" --run.folder="$work/x" "$@" && grep -q "$text" "$work/err" &&
+    ! [ -s "$work/out" ]
+}
+check "missing tokens" missing_input 8 "cannot open $work/nothing.idx" --data.train="$work/nothing"
+check "missing held-out tokens" missing_input 8 "cannot open $work/nothing.idx" --data.valid="$work/nothing"
+check "too few tokens" missing_input 2 "training at context" --train.context=100000
+check "no tokens named, no plan" missing_input 2 "data.train is empty" --data.train=
 
 run() { "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.resume=true; }
 check "train" run "$work/a"
