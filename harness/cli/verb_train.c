@@ -25,6 +25,7 @@ typedef struct train {
   lev_metrics metrics;
   size_t plain[LEV_MODULES]; /* device bytes of each module's plain schedule, planned */
   int64_t first_step;
+  bool validated;      /* in this process */
   double step_seconds; /* running mean for the ETA */
   lev_status failed;   /* first failure inside a callback */
   lev_status unsaved;  /* of the last checkpoint */
@@ -230,6 +231,7 @@ static void on_step(void *ctx, const lev_step_record *r, const lev_run_memory *m
 
 static void on_validation(void *ctx, const lev_validation_record *r) {
   train *t = ctx;
+  t->validated = true;
   const lev_metric fields[] = {LEV_INT("step", r->step),
                                LEV_REAL("val_loss", r->val_loss),
                                LEV_TEXT("val_unit", r->per_byte ? "nats/byte" : "nats/token"),
@@ -292,20 +294,19 @@ static void report_plan(train *t, const lev_run_memory *memory) {
 static void on_finished(void *ctx, const lev_run_memory *memory) {
   train *t = ctx;
   lev_memory_report report = report_of(t, memory), one = report;
-  int rank = largest(memory), same = 0;
+  int rank = largest(memory);
   if (t->config.train.steps == 0) report_plan(t, memory);
   if (t->first_step > t->config.train.steps) return; /* nothing measured: an earlier run's report stays */
   write_memory(t, memory);
   one.rank = &t->ranks[rank], one.n = 1;
-  for (int i = 0; i < memory->ranks; ++i)
-    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
-      same += lev_ledger_peak(memory->planned[i].ledger, (lev_mem)cls) ==
-              lev_ledger_peak(memory->measured[i], (lev_mem)cls);
   printf("\n");
   lev_memory_table(&one, stdout);
   printf("\n");
   lev_module_table(&report, t->plain, stdout);
-  printf("planned = measured on %d of %d (rank, memory class) pairs\n", same, memory->ranks * LEV_MEM_CLASSES);
+  int exact = lev_memory_exact(&report, stdout);
+  printf("planned = measured on %d of %d (rank, memory class) pairs\n", exact, memory->ranks * LEV_MEM_CLASSES);
+  if (exact < memory->ranks * LEV_MEM_CLASSES && t->config.data.valid[0] != '\0' && !t->validated)
+    puts("no validation this time; ranks without a sequence in a step work in validation alone");
   heap_row(t);
   fflush(stdout);
 }

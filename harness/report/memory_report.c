@@ -183,6 +183,47 @@ void lev_memory_table(const lev_memory_report *report, FILE *out) {
   }
 }
 
+/* The tag of a class whose measured peak is farthest from the plan: its name, NULL where all are as planned; and how
+ * many differ. */
+static const char *worst_tag(const lev_memory_rank *r, lev_mem cls, int *differ) {
+  const lev_ledger *const both[2] = {r->planned, r->measured};
+  const char *worst = NULL;
+  size_t most = 0;
+  *differ = 0;
+  for (int b = 0; b < 2; ++b)
+    for (int i = 0; i < lev_ledger_count(both[b]); ++i) {
+      lev_ledger_row row = lev_ledger_at(both[b], i);
+      size_t planned = lev_ledger_tag_peak(r->planned, cls, row.tag);
+      size_t peak = lev_ledger_tag_peak(r->measured, cls, row.tag);
+      if (row.cls != cls || peak == planned || (b == 1 && planned > 0)) continue;
+      ++*differ;
+      size_t by = peak > planned ? peak - planned : planned - peak;
+      if (by > most) most = by, worst = row.tag;
+    }
+  return worst;
+}
+
+int lev_memory_exact(const lev_memory_report *report, FILE *out) {
+  char a[24], b[24];
+  int exact = 0, differ;
+  for (int i = 0; i < report->n; ++i)
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls) {
+      const lev_memory_rank *r = &report->rank[i];
+      size_t planned = lev_ledger_peak(r->planned, (lev_mem)cls), peak = lev_ledger_peak(r->measured, (lev_mem)cls);
+      const char *tag = worst_tag(r, (lev_mem)cls, &differ);
+      exact += !tag && peak == planned;
+      if (!tag && peak == planned) continue;
+      fprintf(out, "rank %d, %s: planned %s, measured %s", r->rank, lev_mem_name((lev_mem)cls),
+              lev_bytes_text(planned, a), lev_bytes_text(peak, b));
+      if (tag)
+        fprintf(out, "; %d tag%s not as planned: %s %s, measured %s", differ, differ == 1 ? "" : "s", tag,
+                lev_bytes_text(lev_ledger_tag_peak(r->planned, (lev_mem)cls, tag), a),
+                lev_bytes_text(lev_ledger_tag_peak(r->measured, (lev_mem)cls, tag), b));
+      fputc('\n', out);
+    }
+  return exact;
+}
+
 size_t lev_module_device_bytes(const lev_memory_report *report, int module, bool measured) {
   size_t most = 0;
   for (int i = 0; i < report->n; ++i) {

@@ -50,6 +50,10 @@ size_t lev_memory_excess(const lev_memory_report *report, size_t *device, size_t
 /* Table of bytes by class and tag, largest first, with the phase of each class's peak. */
 void lev_memory_table(const lev_memory_report *report, FILE *out);
 
+/* How many (rank, memory class) pairs peaked at what was planned, the class and each of its tags. The others are listed
+ * on `out`, a line each with the tag that differs most. */
+int lev_memory_exact(const lev_memory_report *report, FILE *out);
+
 /* Modules with a schedule of their own, by the prefix of their tags. */
 #define LEV_MODULES 5
 extern const char *const lev_module_name[LEV_MODULES];   /* "pipelined_llep", ... as in schedule.<module> */

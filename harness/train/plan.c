@@ -16,15 +16,16 @@ lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid
   lev_step_result result;
   double nll;
   int64_t tokens;
-  int groups = rank->params->layout.ranks / rank->params->layout.context;
+  int64_t sequences = rank->params->layout.ranks / rank->params->layout.context;
+  if (valid) sequences = lev_min_i64(sequences, lev_loader_samples(valid));
   LEV_TRY(lev_rank_init_weights(rank));
   LEV_TRY(lev_train_step(rank, train, 1, 0, rank->config->optimizer.lr, &result));
-  return evaluates(rank->config) ? lev_evaluate(rank, valid, 0, groups, &nll, &tokens) : LEV_OK;
+  return evaluates(rank->config) ? lev_evaluate(rank, valid, 0, sequences, &nll, &tokens) : LEV_OK;
 }
 
 /* `slabs` NULL: as large as it takes. */
-static lev_status plan_rank(const lev_config *config, int rank, const lev_slabs *slabs, lev_trace *trace,
-                            lev_rank_plan *out) {
+static lev_status plan_rank(const lev_config *config, int rank, lev_loader *valid, const lev_slabs *slabs,
+                            lev_trace *trace, lev_rank_plan *out) {
   lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = lev_run_backend(config), .trace = trace};
   lev_device *device = NULL;
   lev_comm *world = NULL;
@@ -37,7 +38,7 @@ static lev_status plan_rank(const lev_config *config, int rank, const lev_slabs 
   lev_rank_options options = {
       .config = config, .device = device, .world = world, .ledger = out->ledger, .slabs = slabs};
   LEV_TRY_GOTO(st, lev_rank_create(&options, &r), end);
-  LEV_TRY_GOTO(st, lev_plan_program(r, NULL, NULL), end);
+  LEV_TRY_GOTO(st, lev_plan_program(r, NULL, valid), end);
   out->slabs = lev_rank_slabs(r);
   out->total = r->params->total, out->active = r->params->active;
   out->max_tokens = r->max_tokens, out->grad_dtype = r->grad_dtype;
@@ -52,12 +53,16 @@ end:
 }
 
 lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out) {
-  return plan_rank(config, rank, NULL, trace, out);
+  return plan_rank(config, rank, NULL, NULL, trace, out);
+}
+
+lev_status lev_plan_run(const lev_config *config, int rank, lev_loader *valid, lev_rank_plan *out) {
+  return plan_rank(config, rank, valid, NULL, NULL, out);
 }
 
 lev_status lev_plan_fits(const lev_config *config, int rank, const lev_slabs *slabs, bool *fits) {
   lev_rank_plan plan;
-  lev_status st = plan_rank(config, rank, slabs, NULL, &plan);
+  lev_status st = plan_rank(config, rank, NULL, slabs, NULL, &plan);
   *fits = st == LEV_OK;
   if (st == LEV_OK) lev_rank_plan_free(&plan);
   return st == LEV_ERR_CAPACITY || st == LEV_ERR_BUDGET ? LEV_OK : st;

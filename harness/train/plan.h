@@ -15,9 +15,13 @@ typedef struct lev_rank_plan {
   lev_dtype grad_dtype;                  /* of stored gradients */
 } lev_rank_plan;
 
-/* Plans rank `rank` of parallel.ranks. `trace` (nullable) receives the events. Errors: LEV_ERR_CONFIG, LEV_ERR_BUDGET
- * of a module, LEV_ERR_NOMEM. */
+/* Plans rank `rank` of parallel.ranks, for a validation with a sequence for every context group. `trace` (nullable)
+ * receives the events. Errors: LEV_ERR_CONFIG, LEV_ERR_BUDGET of a module, LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_plan_rank(const lev_config *config, int rank, lev_trace *trace, lev_rank_plan *out);
+/* The same for a run on the held-out text `valid` (NULL: none was named). Where that has fewer sequences than there are
+ * context groups, the other groups have nothing to validate; a rank that has no sequence in a step either then takes
+ * less than lev_plan_rank says, which knows no data. */
+LEV_MUST_CHECK lev_status lev_plan_run(const lev_config *config, int rank, lev_loader *valid, lev_rank_plan *out);
 void lev_rank_plan_free(lev_rank_plan *plan);
 /* Whether rank `rank` fits slabs of these sizes (SIZE_MAX = no limit). Planning ends at the first bytes that do not, so
  * that a hopeless configuration costs little. Errors: as lev_plan_rank, but for LEV_ERR_BUDGET, which is a no. */
@@ -39,8 +43,8 @@ size_t lev_rank_plan_host(const lev_rank_plan *plan);
  * number of tokens). All other tags are flat once a rank has as many tokens as the caps allow for. */
 bool lev_tag_grows(const lev_config *config, const char *tag);
 
-/* What the plan and the event list of a run go through after set-up, on any backend: first values, one step, one
- * evaluation where the configuration has one. */
+/* What the plan and the event list of a run go through after set-up, on any backend: first values, one step, and where
+ * the configuration has one an evaluation of the first sequences of `valid` (NULL: as many as context groups). */
 LEV_MUST_CHECK lev_status lev_plan_program(lev_rank *rank, lev_loader *train, lev_loader *valid);
 
 #endif

@@ -376,7 +376,7 @@ lev_status lev_run(const lev_config *config, const lev_run_observer *observer, c
   LEV_TRY_GOTO(st, allocate(&r), end);
   LEV_TRY_GOTO(st, lev_topo_create(NULL, &r.topo), end);
   LEV_TRY_GOTO(st, open_inputs(&r), end);
-  for (int i = 0; i < r.ranks; ++i) LEV_TRY_GOTO(st, lev_plan_rank(config, i, NULL, &r.plans[i]), end);
+  for (int i = 0; i < r.ranks; ++i) LEV_TRY_GOTO(st, lev_plan_run(config, i, r.valid, &r.plans[i]), end);
   lev_run_memory memory = memory_of(&r, false);
   if (observer->planned) LEV_TRY_GOTO(st, observer->planned(observer->ctx, &memory), end);
   LEV_TRY_GOTO(st, run_ranks(&r), end);

@@ -152,13 +152,31 @@ for r, p in zip(run['per_rank'], plan['per_rank']):
 assert run['heap']['peak_bytes'] < run['heap']['cap_bytes']
 PY"
 
-# Ranks that have no sequence in any step, no expert, and no validation: the plan holds to the byte.
-idle_ranks() {
-  "$levee" train "$work/tiny.toml" --run.folder="$work/idle" --data.valid= --parallel.ranks=6 --parallel.context=2 \
-    --model.num_experts=3 --train.steps=2 || return 1
-  grep -q "planned = measured on 18 of 18" "$work/log"
+# idle FOLDER PAIRS OPTIONS...: ranks that have no sequence in any step, and two no expert; PAIRS of 18 are as planned.
+idle() {
+  folder=$work/$1 pairs=$2
+  shift 2
+  "$levee" train "$work/tiny.toml" --run.folder="$folder" --parallel.ranks=6 --parallel.context=2 --model.num_experts=3 \
+    --train.steps=2 "$@" || return 1
+  grep -q "planned = measured on $pairs of 18" "$work/log"
+  json "
+n = 0
+for r in json.load(open('$folder/memory.json'))['per_rank']:
+    for c in ('device', 'pinned', 'host'):
+        n += all(x['planned_bytes'] == x['peak_bytes'] for x in (r[c], *r[c]['tags'].values()))
+assert n == $pairs, n"
 }
-check "ranks without work: planned = measured" idle_ranks
+check "ranks without work: planned = measured" idle idle 18 --data.valid=
+check "ranks that work in validation alone: planned = measured" idle idle3 18
+check "tokenize less than a sequence to validate on" "$levee" tokenize "$work/text.txt" --output "$work/s" --holdout 0.005
+check "validation on fewer sequences than groups: planned = measured" idle idle1 18 --data.valid="$work/s.valid"
+# A run that goes on for a step comes to no validation, although its settings have one: said, with the ranks.
+without_validation() {
+  idle idle5 18 --train.steps=5 || return 1
+  idle idle5 14 --train.steps=6 --no-train.eval_at_end || return 1
+  grep -q '^rank 4, device: .* 4 tags not as planned: ' "$work/log" && grep -q '^no validation this time' "$work/log"
+}
+check "ranks below their plan are named" without_validation
 # Streams that the caller closed: what would have been printed gets into no file of the run.
 closed_streams() {
   "$levee" train "$work/tiny.toml" --run.folder="$work/closed" --train.steps=2 <&- >&- 2>&-

@@ -142,6 +142,36 @@ T_TEST(memory_tables) {
   lev_ledger_destroy(run);
 }
 
+T_TEST(memory_exact_names_what_is_not_as_planned) {
+  lev_ledger *plan = ledger_of(0, false), *more = ledger_of(8192, true), *less = NULL;
+  T_REQUIRE(plan && more && lev_ledger_create(NULL, &less) == LEV_OK);
+  T_EXPECT_OK(
+      lev_ledger_add(less, LEV_MEM_DEVICE, "weights.shard", 5632)); /* the class's peak is right, tags are not */
+  T_EXPECT_OK(lev_ledger_add(less, LEV_MEM_PINNED, "sco.boundary", 2048));
+  lev_memory_rank ranks[3] = {{.rank = 0, .planned = plan, .measured = plan},
+                              {.rank = 1, .planned = plan, .measured = more},
+                              {.rank = 2, .planned = plan, .measured = less}};
+  lev_memory_report report = {.ranks = 3, .rank = ranks, .n = 3};
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *out = open_memstream(&text, &bytes);
+  T_REQUIRE(out != NULL);
+  int exact = lev_memory_exact(&report, out);
+  fclose(out);
+  T_EXPECT_EQ_I64(exact, 9 - 3);
+  T_EXPECT_MSG(
+      strcmp(text, "rank 1, device: planned 5.500 KiB, measured 13.50 KiB; 1 tag not as planned: llep.recv 1.000 KiB, "
+                   "measured 9.000 KiB\n"
+                   "rank 1, host: planned 0 B, measured 77 B; 1 tag not as planned: stray.bytes 0 B, measured 77 B\n"
+                   "rank 2, device: planned 5.500 KiB, measured 5.500 KiB; 4 tags not as planned: weights.shard "
+                   "4.000 KiB, measured 5.500 KiB\n") == 0,
+      "%s", text);
+  free(text);
+  lev_ledger_destroy(plan);
+  lev_ledger_destroy(more);
+  lev_ledger_destroy(less);
+}
+
 T_TEST(memory_byte_texts) {
   static const struct {
     size_t bytes;
