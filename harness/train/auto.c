@@ -186,6 +186,15 @@ static lev_status bracket(search *s, cap_id id, int64_t first, int64_t step, poi
   return LEV_OK;
 }
 
+/* Leaves a cap that memory does not bind to its module (`loose`), unless what that chooses takes more than the largest
+ * useful value, which it has now: two buffers instead of one, a row more. */
+static lev_status loosen(search *s, cap_id id, int64_t loose) {
+  int64_t value = read_cap(s->c, id), o;
+  LEV_TRY(measure_at(s, id, loose, &o));
+  if (o > 0) write_cap(s->c, id, value);
+  return LEV_OK;
+}
+
 /* Raises a cap from where it is (which fits) to the largest first + i x step <= last that fits. Where `last` itself
  * fits, memory does not bind the cap: it is left at `loose`. */
 static lev_status climb(search *s, cap_id id, int64_t last, int64_t step, int64_t loose, bool *bound) {
@@ -195,10 +204,7 @@ static lev_status climb(search *s, cap_id id, int64_t last, int64_t step, int64_
   s->step[id] = 0;
   LEV_TRY(measure_at(s, id, first, &low.over));
   if (n > 0) LEV_TRY(measure_at(s, id, first + n * step, &high.over));
-  if (n <= 0 || high.over <= 0) {
-    write_cap(s->c, id, loose);
-    return LEV_OK;
-  }
+  if (n <= 0 || high.over <= 0) return loosen(s, id, loose);
   LEV_TRY(bracket(s, id, first, step, &low, &high));
   for (int round = 0; high.at - low.at > 1; ++round) {
     point p = {guess(low, high, higher, round), 0};
@@ -276,7 +282,10 @@ static lev_status raise_tile(search *s) {
   }
   bool bound = row_bound || col_bound;
   s->step[CAP_TILE_ROWS] = bound ? 1 : 0, s->step[CAP_TILE_COLS] = bound ? 16 : 0;
-  if (!bound) c->memory.rdtp_tile_rows = c->memory.rdtp_tile_cols = 0;
+  if (bound) return LEV_OK;
+  rows = c->memory.rdtp_tile_rows, c->memory.rdtp_tile_rows = 0;
+  LEV_TRY(measure_at(s, CAP_TILE_COLS, 0, &o));
+  if (o > 0) c->memory.rdtp_tile_rows = rows, c->memory.rdtp_tile_cols = cols;
   return LEV_OK;
 }
 
@@ -355,8 +364,8 @@ static lev_status raise_bucket(search *s) {
     return LEV_OK;
   }
   if (buckets == 1) {
-    c->memory.oadamw_bucket = 0, c->memory.oadamw_slots = slots0;
-    return LEV_OK;
+    c->memory.oadamw_slots = slots0;
+    return loosen(s, CAP_BUCKET, 0);
   }
   while (c->memory.oadamw_slots < OADAMW_SLOTS_MAX) { /* a slot more may fit where the parts are coarse */
     LEV_TRY(measure_at(s, CAP_SLOTS, c->memory.oadamw_slots + 1, &o));
@@ -446,6 +455,7 @@ static void begin_caps(search *s, const mode *m) {
   int64_t n = s->tokens, k = c->model.num_experts_per_tok, cols = head_rows(c);
   int64_t ep = lev_layout_of(c, (int)c->parallel.ranks, 0).experts;
   int64_t chunk = lev_min_i64(worst_rows(s), lev_max_i64(ep, 4096) * k);
+  if (2 * chunk >= worst_rows(s)) chunk = worst_rows(s); /* one buffer, where less takes two */
   int64_t few = lev_min_i64(chunk, lev_max_i64(ep * k, lev_ceil_div(n * k, 512)));
   const int64_t usual[CAPS] = {
       [CAP_CHUNK] = chunk,    [CAP_TILE_ROWS] = lev_min_i64(n, 1024), [CAP_TILE_COLS] = lev_min_i64(cols, 4096),
@@ -544,6 +554,25 @@ static lev_status refill(search *s) {
   return LEV_OK;
 }
 
+/* Attention outputs were given up for a phase that is smaller now: perhaps there is room for them after all. */
+static lev_status keep_after_all(search *s) {
+  int64_t host = read_cap(s->c, CAP_HOST), step = s->step[CAP_HOST], o = 1;
+  bool fits;
+  if (s->c->memory.sco_keep_attention) return LEV_OK;
+  LEV_TRY(measure_at(s, CAP_KEEP, 1, &o));
+  if (o > 0) {
+    write_cap(s->c, CAP_KEEP, 0);
+    return LEV_OK;
+  }
+  LEV_TRY(raise_host(s, &fits));
+  over room;
+  LEV_TRY(measure(s, &room));
+  if (fits && worst(room) <= 0) return refill(s);
+  write_cap(s->c, CAP_HOST, host);
+  s->step[CAP_HOST] = step;
+  return LEV_OK;
+}
+
 /* Plans all ranks; finds the one that is most over a limit (or nearest to it), and by how much. */
 static lev_status most_over(const search *s, lev_auto_result *out, int *rank, int64_t *bytes) {
   lev_world_plan world;
@@ -569,6 +598,7 @@ static lev_status settle(search *s, int64_t given_context, lev_auto_result *out,
   if (out->fits && s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
   if (out->fits) LEV_TRY(raise_all(s, false));
   if (out->fits) LEV_TRY(refill(s));
+  if (out->fits) LEV_TRY(keep_after_all(s));
   LEV_TRY(most_over(s, out, &rank, &bytes));
   *again = out->fits && bytes > 0;
   if (!*again) return LEV_OK;

@@ -116,6 +116,19 @@ T_TEST(auto_fills_the_limits_of_small_models) {
   T_EXPECT_MSG(bound > 25, "memory bound only %d caps", bound);
 }
 
+/* Limits one after the other, from some that the least caps just pass to some that bind none: between them caps come
+ * loose one by one, and what a module chooses for itself may take more than the largest useful value of its cap. */
+T_TEST(auto_fits_whatever_the_limit) {
+  for (int vocab = 101; vocab <= 1024; vocab += 923)
+    for (int kib = 10500; kib <= 20 << 10; kib += 256) {
+      char device[24];
+      plan_small(&config, 0);
+      config.train.context = vocab == 101 ? 5000 : 1024, config.model.vocab_size = vocab;
+      snprintf(device, sizeof device, "%dKiB", kib);
+      pick(device, device, "0");
+    }
+}
+
 T_TEST(auto_fills_the_limits_of_the_demo) {
   int bound = 0;
   plan_read(&config, "demo");
