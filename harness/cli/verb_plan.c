@@ -352,7 +352,7 @@ static lev_status show(lev_config *config, const plan_options *o, int *exit_code
   lev_auto_result chosen = {0};
   shown s = {0};
   if (o->plain) return show_plain(config, o, exit_code);
-  if (o->automatic) LEV_TRY(lev_auto_plan(config, &chosen));
+  if (o->automatic) LEV_TRY(lev_auto_plan(config, o->ceilings ? &o->rates : NULL, &chosen));
   lev_status st = show_begin(config, o->all_ranks, &s);
   if (st == LEV_OK && o->automatic) st = note_auto(&s, &chosen);
   if (st == LEV_OK && o->automatic && !o->json) print_auto(&chosen);

@@ -10,6 +10,7 @@
 #define OADAMW_UNIT 64          /* bucket borders fall on multiples of this */
 #define SLOTS_WANTED 3          /* copy in, update, copy out */
 #define SLOTS_MANY 6
+#define BLOCK_WANTED 4096 /* tokens of all ranks in a block of the one-pass projection: fewer make thin products */
 #define BUCKETS_WANTED 16 /* below this, filling and draining the pipeline shows: rather more and smaller slots */
 
 /* Caps in the order in which they are reported. */
@@ -21,6 +22,7 @@ typedef enum cap_id {
   CAP_FOREIGN,
   CAP_TILE_ROWS,
   CAP_TILE_COLS,
+  CAP_ONE_PASS,
   CAP_BUCKET,
   CAP_SLOTS,
   CAP_MUON,
@@ -33,10 +35,10 @@ typedef enum cap_id {
 } cap_id;
 
 static const char *const cap_names[CAPS] = {
-    "parallel.context",          "memory.sco_keep_attention", "memory.sco_host_budget",    "memory.llep_chunk_rows",
-    "memory.llep_foreign_slots", "memory.rdtp_tile_rows",     "memory.rdtp_tile_cols",     "memory.oadamw_bucket",
-    "memory.oadamw_slots",       "memory.muon_bucket_bytes",  "memory.embed_tile_tokens",  "memory.ffn_tile_rows",
-    "memory.attention_block_q",  "memory.attention_block_k",  "memory.attention_workspace"};
+    "parallel.context",          "memory.sco_keep_attention", "memory.sco_host_budget",   "memory.llep_chunk_rows",
+    "memory.llep_foreign_slots", "memory.rdtp_tile_rows",     "memory.rdtp_tile_cols",    "memory.rdtp_one_pass",
+    "memory.oadamw_bucket",      "memory.oadamw_slots",       "memory.muon_bucket_bytes", "memory.embed_tile_tokens",
+    "memory.ffn_tile_rows",      "memory.attention_block_q",  "memory.attention_block_k", "memory.attention_workspace"};
 
 /* How far a plan is over each limit; negative = room left. */
 typedef struct over {
@@ -45,6 +47,7 @@ typedef struct over {
 
 typedef struct search {
   lev_config *c;
+  const lev_ceilings *rates;       /* NULL = unknown */
   size_t device_limit, host_limit; /* SIZE_MAX = none */
   int active[LEV_RANKS_MAX];       /* ranks that are planned in each probe */
   int n_active;
@@ -66,6 +69,7 @@ static int64_t read_cap(const lev_config *c, cap_id id) {
                                 [CAP_FOREIGN] = c->memory.llep_foreign_slots,
                                 [CAP_TILE_ROWS] = c->memory.rdtp_tile_rows,
                                 [CAP_TILE_COLS] = c->memory.rdtp_tile_cols,
+                                [CAP_ONE_PASS] = c->memory.rdtp_one_pass,
                                 [CAP_BUCKET] = c->memory.oadamw_bucket,
                                 [CAP_SLOTS] = c->memory.oadamw_slots,
                                 [CAP_MUON] = (int64_t)c->memory.muon_bucket_bytes,
@@ -80,6 +84,8 @@ static int64_t read_cap(const lev_config *c, cap_id id) {
 static void write_cap(lev_config *c, cap_id id, int64_t value) {
   if (id == CAP_KEEP) {
     c->memory.sco_keep_attention = value != 0;
+  } else if (id == CAP_ONE_PASS) {
+    c->memory.rdtp_one_pass = value != 0;
   } else if (id == CAP_HOST) {
     c->memory.sco_host_budget = value < 0 ? SIZE_MAX : (size_t)value;
   } else if (id == CAP_MUON) {
@@ -246,6 +252,44 @@ static lev_status raise_chunk(search *s) {
   return climb(s, CAP_CHUNK, worst_rows(s), 1, 0, &bound);
 }
 
+/* Whether the estimate of a step is better with one pass over the vocabulary than with two: less time at the rates, or
+ * where none are known nothing more of any cost (one product of the four less, but it may send more). */
+static lev_status one_pass_is_faster(search *s, bool *out) {
+  static const lev_ceilings unit = {1, 1, 1, 1, 1, 1, 1};
+  lev_estimate e[2];
+  for (int one = 0; one < 2; ++one) {
+    write_cap(s->c, CAP_ONE_PASS, one);
+    lev_status st = lev_estimate_step(s->c, s->active[0], s->rates ? s->rates : &unit, &e[one]);
+    *out = false;
+    if (st == LEV_ERR_CAPACITY) return LEV_OK; /* more events than can be counted */
+    LEV_TRY(st);
+  }
+  *out = e[1].cost[LEV_COST_VOCABULARY].amount < e[0].cost[LEV_COST_VOCABULARY].amount;
+  for (int i = 0; i < LEV_COSTS && !s->rates; ++i) *out &= e[1].cost[i].amount <= e[0].cost[i].amount;
+  if (s->rates) *out &= e[1].step < e[0].step;
+  return LEV_OK;
+}
+
+/* One pass over the vocabulary, where a block of BLOCK_WANTED tokens fits and that is the faster; then more rows. */
+static lev_status raise_block(search *s, bool *taken) {
+  lev_config *c = s->c;
+  int64_t rows0 = c->memory.rdtp_tile_rows, cols0 = c->memory.rdtp_tile_cols, o;
+  int ranks = lev_layout_of(c, (int)c->parallel.ranks, 0).vocab;
+  int64_t rows = lev_min_i64(s->tokens, lev_ceil_div(BLOCK_WANTED, ranks));
+  bool bound;
+  *taken = c->memory.rdtp_one_pass;
+  if (!*taken) {
+    c->memory.rdtp_one_pass = true, c->memory.rdtp_tile_cols = 0;
+    LEV_TRY(measure_at(s, CAP_TILE_ROWS, rows, &o));
+    if (o <= 0) LEV_TRY(one_pass_is_faster(s, taken));
+    c->memory.rdtp_one_pass = *taken;
+    if (!*taken) c->memory.rdtp_tile_rows = rows0, c->memory.rdtp_tile_cols = cols0;
+    if (!*taken) return LEV_OK;
+  }
+  s->step[CAP_TILE_COLS] = 0;
+  return climb(s, CAP_TILE_ROWS, s->tokens, 1, rows, &bound);
+}
+
 /* Doubles the tile, kept within rows x cols, as long as it fits. */
 static lev_status double_tile(search *s, int64_t rows, int64_t cols) {
   lev_config *c = s->c;
@@ -266,9 +310,10 @@ static lev_status double_tile(search *s, int64_t rows, int64_t cols) {
 static lev_status raise_tile(search *s) {
   lev_config *c = s->c;
   int64_t rows = s->tokens - 1, cols = (head_rows(c) - 1) / 16 * 16;
-  bool row_bound, col_bound;
-  if (!is_bounded(c->schedule.ring_dtp) || rows < c->memory.rdtp_tile_rows || cols < c->memory.rdtp_tile_cols)
-    return LEV_OK;
+  bool row_bound, col_bound, one_pass;
+  if (!is_bounded(c->schedule.ring_dtp)) return LEV_OK;
+  LEV_TRY(raise_block(s, &one_pass));
+  if (one_pass || rows < c->memory.rdtp_tile_rows || cols < c->memory.rdtp_tile_cols) return LEV_OK;
   int64_t rows0 = c->memory.rdtp_tile_rows, hint = s->hint[CAP_TILE_ROWS], o = 1;
   if (hint > rows0) LEV_TRY(measure_at(s, CAP_TILE_ROWS, hint - hint / 64, &o)); /* near the end of an earlier search */
   if (o > 0) c->memory.rdtp_tile_rows = rows0;
@@ -470,6 +515,7 @@ static void begin_caps(search *s, const mode *m) {
   for (size_t i = 0; i < sizeof begun / sizeof *begun; ++i)
     if (begun[i] != CAP_FFN || has_ffn(c))
       write_cap(c, begun[i], lev_min_i64(usual[begun[i]], lev_max_i64(least[begun[i]], usual[begun[i]] >> m->shift)));
+  write_cap(c, CAP_ONE_PASS, 0);
   write_cap(c, CAP_SLOTS, 2);
   write_cap(c, CAP_MUON, 0);
   write_cap(c, CAP_KEEP, m->keep);
@@ -615,7 +661,7 @@ static void list_words(const search *s, const lev_config *before, lev_auto_resul
     if (s->step[id] == 0 && value == read_cap(before, (cap_id)id)) continue;
     lev_auto_word *w = &out->word[out->n_words++];
     *w = (lev_auto_word){.name = cap_names[id], .value = value, .step = s->step[id]};
-    if (id == CAP_KEEP)
+    if (id == CAP_KEEP || id == CAP_ONE_PASS)
       snprintf(w->text, sizeof w->text, "--%s=%s", w->name, value ? "true" : "false");
     else if (id == CAP_HOST && value < 0)
       snprintf(w->text, sizeof w->text, "--%s=unlimited", w->name);
@@ -628,10 +674,10 @@ static void list_words(const search *s, const lev_config *before, lev_auto_resul
   }
 }
 
-lev_status lev_auto_plan(lev_config *config, lev_auto_result *out) {
+lev_status lev_auto_plan(lev_config *config, const lev_ceilings *rates, lev_auto_result *out) {
   const lev_config before = *config;
   const size_t device = config->memory.device_memory, reserve = config->memory.context_reserve;
-  search s = {.c = config, .device_limit = SIZE_MAX, .host_limit = SIZE_MAX, .n_active = 0};
+  search s = {.c = config, .rates = rates, .device_limit = SIZE_MAX, .host_limit = SIZE_MAX, .n_active = 0};
   bool again = true;
   memset(out, 0, sizeof *out);
   if (device == 0 && config->memory.host_memory == 0)

@@ -7,11 +7,16 @@
  * function of the configuration alone.
  *
  * A cap that memory does not bind (its largest useful value fits) is left to the module's own choice. Of each cap that
- * was chosen, one step more no longer fits. */
+ * was chosen, one step more no longer fits.
+ *
+ * The vocabulary projection goes in one pass (memory.rdtp_one_pass) where blocks of 4,096 tokens fit and the estimate
+ * of a step (estimate.h) is better for it: less time at given rates; without rates, no more of any cost, which leaves
+ * out groups of ranks to which one pass sends more. The estimate does not know of memory.llep_tile_rows, which stays.
+ */
 #ifndef LEV_TRAIN_AUTO_H
 #define LEV_TRAIN_AUTO_H
 
-#include "harness/train/plan.h"
+#include "harness/train/estimate.h"
 
 #define LEV_AUTO_WORDS 20
 #define LEV_AUTO_WORD 80
@@ -30,8 +35,9 @@ typedef struct lev_auto_result {
 } lev_auto_result;
 
 /* Changes memory.* caps of `config` (whatever it held), and parallel.context where it is 0 and there are several ranks:
- * the smallest group that leaves none without a sequence and fits. The context reserve counts as used. Errors:
- * LEV_ERR_CONFIG (no limit given; what planning refuses), LEV_ERR_NOMEM. */
-LEV_MUST_CHECK lev_status lev_auto_plan(lev_config *config, lev_auto_result *out);
+ * the smallest group that leaves none without a sequence and fits. The context reserve counts as used. `rates`: what
+ * time is reckoned at, NULL = unknown. Errors: LEV_ERR_CONFIG (no limit given; what planning refuses), LEV_ERR_NOMEM.
+ */
+LEV_MUST_CHECK lev_status lev_auto_plan(lev_config *config, const lev_ceilings *rates, lev_auto_result *out);
 
 #endif
