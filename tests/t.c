@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,25 +17,34 @@
 
 typedef struct t_entry {
   const char *name, *file;
-  t_fn fn;
+  t_fn fn;          /* NULL: a child */
+  t_child_fn child; /* NULL: a test */
 } t_entry;
 
 static t_entry entries[T_MAX];
 static int n_entries;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int failures; /* of the running test */
+static atomic_llong checks; /* likewise */
 static bool skipped, on_cuda;
 static uint64_t seed = 20260901;
 
-void t_register(const char *name, const char *file, t_fn fn) {
+static void add_entry(t_entry entry) {
   if (n_entries == T_MAX) {
     fprintf(stderr, "too many tests\n");
     exit(2);
   }
-  entries[n_entries++] = (t_entry){name, file, fn};
+  entries[n_entries++] = entry;
+}
+
+void t_register(const char *name, const char *file, t_fn fn) { add_entry((t_entry){name, file, fn, NULL}); }
+
+void t_register_child(const char *name, const char *file, t_child_fn fn) {
+  add_entry((t_entry){name, file, NULL, fn});
 }
 
 bool t_check(bool ok, const char *file, int line, const char *format, ...) {
+  atomic_fetch_add_explicit(&checks, 1, memory_order_relaxed);
   if (ok) return true;
   pthread_mutex_lock(&lock);
   if (++failures <= 20) {
@@ -50,8 +60,7 @@ bool t_check(bool ok, const char *file, int line, const char *format, ...) {
 }
 
 bool t_check_status(lev_status got, lev_status want, const char *expr, const char *file, int line) {
-  if (got == want) return true;
-  return t_check(false, file, line, "%s: got \"%s\" (%s), expected \"%s\"", expr, lev_status_text(got), lev_detail(),
+  return t_check(got == want, file, line, "%s: got \"%s\" (%s), expected \"%s\"", expr, lev_status_text(got), lev_detail(),
                  lev_status_text(want));
 }
 
@@ -110,12 +119,19 @@ void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx) {
 
 extern char **environ;
 
-int t_child(const char *test, const char *variable, const char *value) {
-  char exe[] = "/proc/self/exe", name[128];
-  char *argv[] = {exe, name, NULL};
-  snprintf(name, sizeof name, "%s", test);
+static const t_entry *find_child(const char *name) {
+  for (int e = 0; e < n_entries; ++e)
+    if (entries[e].child && strcmp(entries[e].name, name) == 0) return &entries[e];
+  return NULL;
+}
+
+int t_child(const char *name, const char *value) {
+  char exe[] = "/proc/self/exe";
+  char *argv[] = {exe, NULL};
+  if (!t_check(find_child(name) != NULL, __FILE__, __LINE__, "no T_CHILD(%s, ...) here", name)) return -1;
   setenv("TSAN_OPTIONS", "halt_on_error=1", 0);
-  setenv(variable, value, 1);
+  setenv("T_CHILD", name, 1);
+  setenv("T_CHILD_VALUE", value, 1);
   posix_spawn_file_actions_t quiet;
   posix_spawn_file_actions_init(&quiet);
   posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", O_WRONLY, 0);
@@ -124,8 +140,18 @@ int t_child(const char *test, const char *variable, const char *value) {
   int status = -1;
   if (posix_spawn(&pid, exe, &quiet, NULL, argv, environ) == 0) waitpid(pid, &status, 0);
   posix_spawn_file_actions_destroy(&quiet);
-  unsetenv(variable);
+  unsetenv("T_CHILD");
+  unsetenv("T_CHILD_VALUE");
   return status;
+}
+
+/* What a process started by t_child does; its exit status. */
+static int run_child(const char *name) {
+  const t_entry *child = find_child(name);
+  const char *value = getenv("T_CHILD_VALUE");
+  if (!child || !value) return 2;
+  child->child(value);
+  return t_failed();
 }
 
 static bool wanted(const char *name, int argc, char **argv) {
@@ -144,33 +170,41 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Runs a test; true unless it failed. */
+static bool run_test(const t_entry *entry) {
+  failures = 0, skipped = on_cuda = false;
+  atomic_store(&checks, 0);
+  printf("- %s\n", entry->name);
+  double start = now();
+  entry->fn();
+  double seconds = now() - start;
+  t_check(skipped || atomic_load(&checks) > 0, entry->file, 0, "%s checked nothing", entry->name);
+  if (t_failed()) printf("  FAILED %s (%s), seed %llu\n", entry->name, entry->file, (unsigned long long)seed);
+  if (!t_failed() && !skipped && seconds > 1) printf("  %.1f s\n", seconds);
+  return !t_failed();
+}
+
 int main(int argc, char **argv) {
   int passed = 0, failed = 0, n_skipped = 0, n_cuda = 0;
+  const char *child = getenv("T_CHILD");
   setvbuf(stdout, NULL, _IOLBF, 0);
+  if (child) return run_child(child);
   for (int i = 1; i < argc; ++i) {
     if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(argv[i] + 7, NULL, 10);
     if (strcmp(argv[i], "--list") == 0) {
-      for (int e = 0; e < n_entries; ++e) puts(entries[e].name);
+      for (int e = 0; e < n_entries; ++e)
+        if (entries[e].fn) puts(entries[e].name);
       return 0;
     }
   }
   for (int e = 0; e < n_entries; ++e) {
-    if (!wanted(entries[e].name, argc, argv)) continue;
-    failures = 0, skipped = on_cuda = false;
-    printf("- %s\n", entries[e].name);
-    double start = now();
-    entries[e].fn();
-    double seconds = now() - start;
-    if (t_failed()) {
-      printf("  FAILED %s (%s), seed %llu\n", entries[e].name, entries[e].file, (unsigned long long)seed);
+    if (!entries[e].fn || !wanted(entries[e].name, argc, argv)) continue;
+    if (!run_test(&entries[e]))
       ++failed;
-    } else if (skipped) {
+    else if (skipped)
       ++n_skipped;
-    } else {
-      if (seconds > 1) printf("  %.1f s\n", seconds);
-      ++passed;
-      n_cuda += on_cuda;
-    }
+    else
+      ++passed, n_cuda += on_cuda;
   }
   if (n_cuda > 0) printf("%d passed on cuda\n", n_cuda);
   printf("%d passed, %d failed, %d skipped\n", passed, failed, n_skipped);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Test harness: tests register themselves, record failures from any thread, and the binary closes on one line
- * "N passed, N failed, N skipped". Zero executed tests is a failure.
+ * "N passed, N failed, N skipped". Zero executed tests is a failure, and so is a test that checked nothing.
  *
  *     T_TEST(arena_refuses_growth) {
  *       T_REQUIRE_OK(lev_arena_create(...));
@@ -17,7 +17,9 @@
 #include "common/status.h"
 
 typedef void (*t_fn)(void);
+typedef void (*t_child_fn)(const char *value);
 void t_register(const char *name, const char *file, t_fn fn);
+void t_register_child(const char *name, const char *file, t_child_fn fn);
 
 #define T_TEST(name)                                                                               \
   static void t_body_##name(void);                                                                 \
@@ -57,8 +59,18 @@ bool t_check_status(lev_status got, lev_status want, const char *expr, const cha
 /* Runs fn(rank, ctx) on `n` threads, one per rank, and waits for all. */
 void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx);
 
-/* Runs one test of this program again as a process of its own, with `variable` set to `value`, its output dropped, and
- * ended by ThreadSanitizer's first report. Gives the wait status: 0 = passed, -1 = not started. */
-int t_child(const char *test, const char *variable, const char *value);
+/* An entry for processes of their own: T_CHILD(name, value) { ... } runs in t_child("name", "text") alone, with that
+ * text as `value`. It is no test: neither listed nor counted. */
+#define T_CHILD(name, value)                                                                       \
+  static void t_child_##name(const char *value);                                                   \
+  __attribute__((constructor)) static void t_reg_##name(void) {                                    \
+    t_register_child(#name, __FILE__, t_child_##name);                                             \
+  }                                                                                                \
+  static void t_child_##name(const char *value)
+
+/* Runs a T_CHILD of this program as a process of its own, its output dropped, and ended by ThreadSanitizer's first
+ * report. Gives the wait status: 0 = no check failed, -1 = not started. There being no such entry is a failure of the
+ * running test. */
+int t_child(const char *name, const char *value);
 
 #endif

@@ -500,22 +500,17 @@ T_TEST(runtime_dry_trace_equals_cpu_trace) {
 /* ---- ThreadSanitizer must see a forgotten wait, and nothing where none is forgotten ---- */
 
 /* What the child process below runs: dropped wait number `drop` (0 = none) of a program with two slots. */
-T_TEST(runtime_child_of_race_test) {
-  const char *text = getenv("LEV_TEST_DROP_WAIT");
-  if (!text) return;
-  lev_fault fault = {.fail_at[LEV_FAULT_DROP_WAIT] = strtol(text, NULL, 10)};
+T_CHILD(runtime_race, drop) {
+  lev_fault fault = {.fail_at[LEV_FAULT_DROP_WAIT] = strtol(drop, NULL, 10)};
   (void)pingpong((lev_device_config){.backend = LEV_BACKEND_CPU, .fault = &fault}, 8, 3, 1);
 }
 
 #ifdef UNDER_TSAN
 T_TEST(runtime_tsan_sees_races) {
-  char self[512], command[1024];
-  snprintf(self, sizeof self, "/proc/%ld/exe", (long)getpid());
   for (int drop = 0; drop <= 14; ++drop) {
-    snprintf(command, sizeof command,
-             "LEV_TEST_DROP_WAIT=%d TSAN_OPTIONS=exitcode=66 %s runtime_child_of_race_test >/dev/null 2>&1", drop,
-             self);
-    int status = system(command);
+    char value[16];
+    snprintf(value, sizeof value, "%d", drop);
+    int status = t_child("runtime_race", value);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     T_EXPECT_MSG(code == (drop ? 66 : 0), "wait %d dropped: exit code %d", drop, code);
   }

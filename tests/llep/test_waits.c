@@ -53,12 +53,11 @@ T_TEST(llep_waits_are_counted) {
   }
 }
 
-/* Child of the test below; does nothing otherwise. */
-T_TEST(llep_wait_mutation_child) {
-  const char *env = getenv("LLEP_MUTATION");
+/* Child of the test below. */
+T_CHILD(llep_wait_mutation, value) {
   int lend, call, wait;
   int64_t ignored[2];
-  if (!env || sscanf(env, "%d:%d:%d", &lend, &call, &wait) != 3) return;
+  T_REQUIRE(sscanf(value, "%d:%d:%d", &lend, &call, &wait) == 3);
   for (uint64_t jitter = 0; jitter < (call ? TRIES : 4); ++jitter) play(lend, call, wait, jitter, ignored);
 }
 
@@ -66,7 +65,7 @@ T_TEST(llep_wait_mutation_child) {
 static int run_child(int lend, int call, int wait) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d:%d", lend, call, wait);
-  return t_child("llep_wait_mutation_child", "LLEP_MUTATION", value);
+  return t_child("llep_wait_mutation", value);
 }
 
 T_TEST(llep_dropped_wait_is_a_reported_race) {

@@ -245,11 +245,10 @@ T_TEST(attention_dropped_wait_gives_wrong_numbers) {
 }
 #endif
 
-/* Child of the test below; does nothing otherwise. */
-T_TEST(attention_wait_mutation_child) {
-  const char *env = getenv("ATTENTION_MUTATION");
+/* Child of the test below. */
+T_CHILD(attention_wait_mutation, value) {
   int drop;
-  if (!env || sscanf(env, "%d", &drop) != 1) return;
+  T_REQUIRE(sscanf(value, "%d", &drop) == 1);
   int64_t ignored;
   for (uint64_t jitter = 0; jitter < 4; ++jitter) (void)play(drop, jitter, &ignored);
 }
@@ -258,7 +257,7 @@ T_TEST(attention_wait_mutation_child) {
 static int run_child(int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d", (int)drop);
-  return t_child("attention_wait_mutation_child", "ATTENTION_MUTATION", value);
+  return t_child("attention_wait_mutation", value);
 }
 
 T_TEST(attention_dropped_wait_is_a_reported_race) {

@@ -104,11 +104,10 @@ T_TEST(muon_dropped_wait_gives_wrong_bits) {
 }
 #endif
 
-/* Child of the test below; does nothing otherwise. */
-T_TEST(muon_wait_mutation_child) {
-  const char *env = getenv("MUON_MUTATION");
+/* Child of the test below. */
+T_CHILD(muon_wait_mutation, value) {
   int slots, drop;
-  if (!env || sscanf(env, "%d:%d", &slots, &drop) != 2) return;
+  T_REQUIRE(sscanf(value, "%d:%d", &slots, &drop) == 2);
   int64_t ignored;
   (void)play(slots, drop, 0, &ignored);
 }
@@ -117,7 +116,7 @@ T_TEST(muon_wait_mutation_child) {
 static int run_child(int slots, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", slots, (int)drop);
-  return t_child("muon_wait_mutation_child", "MUON_MUTATION", value);
+  return t_child("muon_wait_mutation", value);
 }
 
 T_TEST(muon_dropped_wait_is_a_reported_race) {

@@ -52,11 +52,10 @@ T_TEST(oadamw_dropped_wait_gives_wrong_bits) {
 }
 #endif
 
-/* Child of the test below; does nothing otherwise. */
-T_TEST(oadamw_wait_mutation_child) {
-  const char *env = getenv("OADAMW_MUTATION");
+/* Child of the test below. */
+T_CHILD(oadamw_wait_mutation, value) {
   int placement, drop;
-  if (!env || sscanf(env, "%d:%d", &placement, &drop) != 2) return;
+  T_REQUIRE(sscanf(value, "%d:%d", &placement, &drop) == 2);
   int64_t ignored;
   for (int try = 1; try <= 5; ++try) (void)play((oadamw_placement)placement, drop, try, &ignored);
 }
@@ -65,7 +64,7 @@ T_TEST(oadamw_wait_mutation_child) {
 static int run_child(int placement, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", placement, (int)drop);
-  return t_child("oadamw_wait_mutation_child", "OADAMW_MUTATION", value);
+  return t_child("oadamw_wait_mutation", value);
 }
 
 T_TEST(oadamw_dropped_wait_is_a_reported_race) {

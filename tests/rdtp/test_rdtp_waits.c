@@ -72,11 +72,10 @@ T_TEST(rdtp_waits_are_counted) {
   }
 }
 
-/* Child of the test below; does nothing otherwise. */
-T_TEST(rdtp_wait_mutation_child) {
-  const char *env = getenv("RDTP_MUTATION");
+/* Child of the test below. */
+T_CHILD(rdtp_wait_mutation, value) {
   int which, drop;
-  if (!env || sscanf(env, "%d:%d", &which, &drop) != 2) return;
+  T_REQUIRE(sscanf(value, "%d:%d", &which, &drop) == 2);
   int64_t ignored;
   for (uint64_t jitter = 0; jitter < (drop ? TRIES : 4); ++jitter) (void)play(which, drop, jitter, &ignored);
 }
@@ -85,7 +84,7 @@ T_TEST(rdtp_wait_mutation_child) {
 static int run_child(int which, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", which, (int)drop);
-  return t_child("rdtp_wait_mutation_child", "RDTP_MUTATION", value);
+  return t_child("rdtp_wait_mutation", value);
 }
 
 T_TEST(rdtp_dropped_wait_is_a_reported_race) {

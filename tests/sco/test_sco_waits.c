@@ -87,11 +87,10 @@ T_TEST(sco_dropped_wait_gives_wrong_bytes) {
 }
 #endif
 
-/* Child of the test below: runs one mutation and lets the sanitizer set the exit status. Does nothing otherwise. */
-T_TEST(sco_wait_mutation_child) {
-  const char *env = getenv("SCO_MUTATION");
+/* Child of the test below: runs one mutation and lets the sanitizer set the exit status. */
+T_CHILD(sco_wait_mutation, value) {
   int what, drop;
-  if (!env || sscanf(env, "%d:%d", &what, &drop) != 2) return;
+  T_REQUIRE(sscanf(value, "%d:%d", &what, &drop) == 2);
   int64_t ignored;
   for (int slow = 0; slow < SLOWS; ++slow) (void)play_dropped((scenario)what, drop, slow, &ignored, &ignored);
 }
@@ -100,7 +99,7 @@ T_TEST(sco_wait_mutation_child) {
 static int run_child(int what, int64_t drop) {
   char value[32];
   snprintf(value, sizeof value, "%d:%d", what, (int)drop);
-  return t_child("sco_wait_mutation_child", "SCO_MUTATION", value);
+  return t_child("sco_wait_mutation", value);
 }
 
 /* The last restore of EARLY waits for a copy-out that the restore before it has waited for already, the stream being in

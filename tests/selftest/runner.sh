@@ -58,11 +58,11 @@ T_TEST(two) { raise(SIGSEGV); }
 C
 build late_crash <<'C'
 static void late(void) { raise(SIGABRT); }
-T_TEST(one) { atexit(late); }
+T_TEST(one) { T_EXPECT(atexit(late) == 0); }
 C
 build late_status <<'C'
 static void late(void) { _exit(23); }
-T_TEST(one) { atexit(late); }
+T_TEST(one) { T_EXPECT(atexit(late) == 0); }
 C
 build early_exit <<'C'
 T_TEST(one) { exit(0); }
@@ -75,6 +75,20 @@ T_TEST(one) { T_EXPECT(1 == 1); }
 T_TEST(no_gpu) { t_skip("no GPU"); }
 C
 build empty <<'C'
+C
+build idle <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(two) { if (getenv("NEVER")) T_EXPECT(1 == 1); }
+C
+build children <<'C'
+T_CHILD(entry, value) { T_EXPECT(value[0] == 'g'); }
+T_CHILD(quiet_entry, value) { (void)value; }
+T_TEST(one) { T_EXPECT(t_child("entry", "good") == 0); T_EXPECT(t_child("entry", "bad") != 0); }
+T_TEST(two) { T_EXPECT(t_child("quiet_entry", "") == 0); }
+C
+build no_child <<'C'
+T_CHILD(entry, value) { (void)value; }
+T_TEST(one) { (void)t_child("entr", "good"); }
 C
 build thread_failure <<'C'
 static void body(int rank, void *ctx) { (void)ctx; T_EXPECT(rank != 2); }
@@ -103,6 +117,9 @@ skips=$work/skips
 expect selftest_expected_skip "1 passed, 0 failed, 1 skipped" "1 skipped" "$work/skip"
 skips=$work/none
 expect selftest_no_tests "0 passed, 1 failed, 0 skipped" "no test executed" "$work/empty"
+expect selftest_nothing_checked "1 passed, 1 failed, 0 skipped" "two checked nothing" "$work/idle"
+expect selftest_children_do_not_count "2 passed, 0 failed, 0 skipped" "ok $work/children" "$work/children"
+expect selftest_child_that_is_not_there "0 passed, 1 failed, 0 skipped" "no T_CHILD(entr, ...) here" "$work/no_child"
 expect selftest_no_tests_and_good_exit "0 passed, 1 failed, 0 skipped" "no test executed" "$work/nothing.sh"
 expect selftest_failure_on_a_thread "0 passed, 1 failed, 0 skipped" "rank != 2" "$work/thread_failure"
 expect selftest_bad_exit "3 passed, 1 failed, 0 skipped" "exit status 1 although no test failed" "$work/liar.sh"

@@ -182,13 +182,12 @@ static void open_scene(scene *s, int kind) {
   settings(&s->config, kind);
 }
 
-/* Child of the test below; does nothing otherwise. Fails where the mutation shows. */
-T_TEST(waits_mutation_child) {
+/* Child of the test below; fails where the mutation shows. */
+T_CHILD(waits_mutation, value) {
   static const int64_t delays[] = {2000000, 10000000, 40000000, 200000000};
-  const char *env = getenv("TRAIN_MUTATION");
   int kind, drop, on, tries;
   unsigned long long number, want;
-  if (!env || sscanf(env, "%d:%d:%d:%llu:%llx:%d", &kind, &drop, &on, &number, &want, &tries) != 6) return;
+  T_REQUIRE(sscanf(value, "%d:%d:%d:%llu:%llx:%d", &kind, &drop, &on, &number, &want, &tries) == 6);
   for (int try = 0; try < tries && !t_failed(); ++try) {
     open_scene(&the_scene, kind);
     for (int r = 0; r < RANKS; ++r) {
@@ -207,7 +206,7 @@ static int run_child(int kind, int drop, const lev_fault_wait *w, uint64_t want,
   char value[96];
   snprintf(value, sizeof value, "%d:%d:%d:%llu:%llx:%d", kind, drop, w->on, (unsigned long long)w->number,
            (unsigned long long)want, tries);
-  return t_child("waits_mutation_child", "TRAIN_MUTATION", value);
+  return t_child("waits_mutation", value);
 }
 
 /* The waits of a kind of run, in the order in which lev_stream_wait counts. */
