@@ -3,11 +3,7 @@
 # The demo on text with Zipf's frequencies: the Switch loss and the aux-loss-free bias both bring max_vio in
 # metrics.jsonl down; without either nearly all tokens end up with the same experts.
 # LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
-set -u
-levee=${LEVEE:-build/levee}
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+. "$(dirname "$0")/../check.sh"
 
 awk 'function uniform() { x = x * 16807 % 2147483647; return x / 2147483647 }
 BEGIN {
@@ -27,8 +23,8 @@ fi
 train() {
   "$levee" train harness/configs/demo.toml --data.train="$work/t.train" --data.valid= --run.folder="$work/run.$1" \
     --model.balance="$1" --model.scoring_func=sigmoid --model.bias_update_rate=0.005 --train.context=512 --train.steps=80 \
-    --parallel.ranks=2 --checkpoint.enable=false --run.trace_steps=0 --run.compute_immediate=true > "$work/log" 2>&1 ||
-    { tail -5 "$work/log"; return 1; }
+    --parallel.ranks=2 --checkpoint.enable=false --run.trace_steps=0 --run.compute_immediate=true > "$work/train.log" 2>&1 ||
+    { tail -5 "$work/train.log"; return 1; }
   sed -n 's/.*"max_vio": \([0-9.e+-]*\).*/\1/p' "$work/run.$1/metrics.jsonl" | tail -10 |
     awk '{ s += $1 } END { if (NR != 10) exit 1; print s / NR }' > "$work/$1"
 }
@@ -37,17 +33,10 @@ lower() {
   awk -v a="$(cat "$work/$1")" -v b="$(cat "$work/$2")" -v x="$1" -v y="$2" \
     'BEGIN { printf "  max_vio %s with %s, %s with %s\n", a, x, b, y; exit !(a > 0 && a < 0.8 * b) }'
 }
-check() {
-  name=$1
-  shift
-  echo "- $name"
-  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "  FAILED: $*"; fi
-}
 check "demo without balancing" train none
 check "demo with the Switch loss" train switch
 check "demo with the selection bias" train aux_free
 check "the loss brings max_vio down" lower switch none
 check "the bias brings max_vio down" lower aux_free none
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

@@ -2,34 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The command as scripts use it: exit codes, short errors, files of a run, plan = run, resume after kill -9.
 # LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
-set -u
-levee=${LEVEE:-build/levee}
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+. "$(dirname "$0")/../check.sh"
 
-# check NAME COMMAND...: counts whether the command succeeds.
-check() {
-  name=$1
-  shift
-  echo "- $name"
-  if "$@" > "$work/log" 2>&1; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "  FAILED: $*"
-    sed 's/^/  | /' "$work/log" | tail -15
-  fi
-}
-# expect_exit CODE COMMAND...: the exit code, and at most 3 lines on stderr.
-expect_exit() {
-  want=$1
-  shift
-  "$@" > "$work/out" 2> "$work/err"
-  got=$?
-  cat "$work/err"
-  [ "$got" = "$want" ] && [ "$(wc -l < "$work/err")" -le 3 ]
-}
 json() { python3 -c "import json,sys; $1" "$@"; }
 
 cat > "$work/tiny.toml" <<TOML
@@ -343,5 +317,4 @@ check "another model in the same folder is refused" expect_exit 2 "$levee" train
 check "start over" "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2
 check "settings print and read back" sh -c "'$levee' plan '$work/tiny.toml' --print-config > '$work/full.toml' && '$levee' plan '$work/full.toml' --print-config | cmp - '$work/full.toml'"
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

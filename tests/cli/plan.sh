@@ -2,34 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # levee plan: every configuration in time and in little memory, plain schedules, caps picked to fit, time estimates.
 # LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
-set -u
-levee=${LEVEE:-build/levee}
+. "$(dirname "$0")/../check.sh"
 configs=harness/configs
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
 
-# check NAME COMMAND...: counts whether the command succeeds.
-check() {
-  name=$1
-  shift
-  echo "- $name"
-  if "$@" > "$work/log" 2>&1; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "  FAILED: $*"
-    sed 's/^/  | /' "$work/log" | tail -15
-  fi
-}
-expect_exit() {
-  want=$1
-  shift
-  "$@" > "$work/out" 2> "$work/err"
-  got=$?
-  cat "$work/err"
-  [ "$got" = "$want" ] && [ "$(wc -l < "$work/err")" -le 3 ]
-}
 # python CODE ARGUMENT...
 python() {
   code=$1
@@ -113,5 +88,4 @@ tags = {t for c in ('device', 'pinned', 'host') for t in p['per_rank'][0][c]['ta
 grow = set(p['grows_with_tokens'])
 assert grow < tags and {'hidden.stream', 'sco.boundary', 'router.ids'} <= grow and not grow & {'rdtp.tile', 'llep.recv', 'oadamw.slots', 'weights.shard'}" $configs/paper-667b.toml
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

@@ -2,24 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # --print-config against an independent TOML parser: what is printed is TOML, reads back to itself, and holds what the
 # file and the command line said. LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
-set -u
-levee=${LEVEE:-build/levee}
+. "$(dirname "$0")/../check.sh"
 here=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-check() {
-  echo "- $1"
-  shift
-  if "$@" > "$work/log" 2>&1; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "  FAILED: $*"
-    sed 's/^/  | /' "$work/log" | tail -15
-  fi
-}
 
 printed_values() {
   "$levee" plan "$here/harness/configs/demo.toml" --print-config --optimizer.lr=0.1 --model.name='q" \ b' \
@@ -60,5 +44,5 @@ short_error() {
 check "printed settings are TOML and hold what was asked" printed_values
 check "printed settings read back to themselves" round_trip
 check "errors are short and name file, line and key" short_error
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+
+finish

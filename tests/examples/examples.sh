@@ -3,28 +3,11 @@
 # Each module alone in another program: the examples run; they build and run in an empty folder from an installed tree,
 # with nothing but what pkg-config says; what `make install` wrote, `make uninstall` removes.
 # EXAMPLES = folder of the built examples. Closes on "N passed, N failed, N skipped".
-set -u
+. "$(dirname "$0")/../check.sh"
 root=$(cd "$(dirname "$0")/../.." && pwd)
 examples=${EXAMPLES:-$root/build/release/examples}
 cc=${CC:-cc}
 modules="pipelined_llep ring_dtp sco offload_adamw muon"
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-# check NAME COMMAND...: counts whether the command succeeds.
-check() {
-  name=$1
-  shift
-  echo "- $name"
-  if "$@" >"$work/log" 2>&1; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "  FAILED: $*"
-    tail -15 "$work/log" | sed 's/^/  | /'
-  fi
-}
 
 # The program succeeds, and its output shows a refused budget, the plan, a peak equal to it and a comparison.
 runs() {
@@ -87,5 +70,4 @@ check example_fails_when_wrong fails_when_wrong
 mv "$tree" "$work/root/opt/levee"
 check uninstall uninstall_tree
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -2,34 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # levee trace on a real run: table, page and memory.json tell the same bytes, also as a browser shows them.
 # LEVEE = path of the binary. Closes on "N passed, N failed, N skipped".
-set -u
-levee=${LEVEE:-build/levee}
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0 skipped=0
-
-# check NAME COMMAND...: counts whether the command succeeds.
-check() {
-  name=$1
-  shift
-  echo "- $name"
-  if "$@" > "$work/log" 2>&1; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "  FAILED: $*"
-    sed 's/^/  | /' "$work/log" | tail -15
-  fi
-}
-# expect_exit CODE COMMAND...: the exit code, and at most 3 lines on stderr.
-expect_exit() {
-  want=$1
-  shift
-  "$@" > "$work/out" 2> "$work/err"
-  got=$?
-  cat "$work/err"
-  [ "$got" = "$want" ] && [ "$(wc -l < "$work/err")" -le 3 ]
-}
+. "$(dirname "$0")/../check.sh"
 
 cat > "$work/tiny.toml" <<TOML
 [model]
@@ -141,10 +114,7 @@ if [ -n "$browser" ]; then
   check "a wrong moment shows" wrong_moment_shows
   check "the browser draws it" picture
 else
-  echo "- trace_page_in_a_browser"
-  echo "  skipped: chromium is not installed"
-  skipped=1
+  skip trace_page_in_a_browser "chromium is not installed"
 fi
 
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" = 0 ]
+finish

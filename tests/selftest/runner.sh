@@ -130,6 +130,32 @@ expect selftest_missing_program "0 passed, 1 failed, 0 skipped" "no closing line
 expect selftest_no_programs "0 passed, 1 failed, 0 skipped" "no test executed"
 expect selftest_goes_on_after_a_crash "2 passed, 1 failed, 0 skipped" "ok $work/good" "$work/crash" "$work/good"
 
+# What shell tests share.
+cat >"$work/shell.sh" <<SH
+#!/bin/sh
+. "$root/tests/check.sh"
+check "true" true
+check "false" sh -c "echo spoken; false"
+check "exit code" expect_exit 3 sh -c "echo one >&2; exit 3"
+check "another exit code" expect_exit 2 sh -c "exit 3"
+check "an error of many lines" expect_exit 1 sh -c "printf '1\\n2\\n3\\n4\\n' >&2; exit 1"
+skip no_gpu "none here"
+finish
+echo "not reached"
+SH
+printf '#!/bin/sh\n. "%s/tests/check.sh"\ncheck one true\nfinish\n' "$root" >"$work/shell_good.sh"
+chmod +x "$work"/shell*.sh
+skips=$work/skips
+expect selftest_shell "2 passed, 3 failed, 1 skipped" "  | spoken" "$work/shell.sh"
+expect selftest_shell_good "1 passed, 0 failed, 0 skipped" "ok $work/shell_good.sh" "$work/shell_good.sh"
+skips=$work/none
+echo "- selftest_shell_is_shared"
+if grep -l '^check()' "$root"/tests/*/*.sh >"$work/out"; then
+  failed=$((failed + 1)); sed 's/$/ has a check of its own/' "$work/out"
+else
+  passed=$((passed + 1))
+fi
+
 # The harness itself: a name that matches nothing executes nothing, which is a failure.
 echo "- selftest_filter"
 if "$work/good" absent >"$work/out"; then
