@@ -26,7 +26,7 @@ constexpr size_t kDetailBytes = 1024;
 constexpr size_t kDeviceBlock = (size_t)2 << 20;
 constexpr size_t kHugePage = (size_t)2 << 20;
 constexpr int kTouchers = 16;
-constexpr size_t kSmallCopy = (size_t)64 << 10;
+constexpr size_t kSmallCopy = (size_t)1 << 20; /* some 20 us */
 constexpr int kCopyThreads = 256;
 
 struct cuda_device {

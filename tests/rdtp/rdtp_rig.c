@@ -175,6 +175,7 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   LEV_TRY(lev_arena_create(w->device, w->ledger, LEV_MEM_DEVICE, w->slab, k->planned, &w->arena[LEV_MEM_DEVICE]));
   lev_arena_seal(w->arena[LEV_MEM_DEVICE]);
   LEV_TRY(lev_fill(w->stream, w->slab, 0xFF, k->planned, "test.poison"));
+  LEV_TRY(lev_fill(w->stream, w->workspace, 0xFF, scratch, "test.poison"));
   LEV_TRY(lev_stream_sync(w->stream));
   lev_device_seal(w->device);
   return LEV_OK;

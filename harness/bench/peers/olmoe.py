@@ -78,7 +78,8 @@ def run_levee(words, folder):
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
         f"--train.context={words.context}", f"--train.steps={words.steps}", "--lr_scheduler.warmup_steps=0",
         f"--optimizer.name={words.optimizer}", "--run.check_host_memory=false", "--run.device=cuda",
-        "--run.trace_steps=0", "--memory.sco_keep_attention=true", f"--run.peak_tflops={PEAK / 1e12:g}", *caps(words.context), *words.rest
+        "--run.trace_steps=0", "--checkpoint.enable=false", "--memory.sco_keep_attention=true",
+        f"--run.peak_tflops={PEAK / 1e12:g}", *caps(words.context), *words.rest
     ]
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=same_cudnn())
