@@ -10,13 +10,15 @@
 
 #define LLEP_DIM_MAX (1 << 30)
 #define LLEP_TILE_ROWS 1024
+#define LLEP_TILE_ROWS_GPU 8192 /* fewer leave most of an H200 idle at the end of each product */
 #define LLEP_CHUNK_TOKENS 4096
 #define LLEP_PART_ROUTES 2048 /* routes counted by one block of a device's threads ... */
 #define LLEP_PARTS 256        /* ... unless that makes more parts than this */
 #define LLEP_FINER 4          /* blocks a chunk holds at least ... */
-#define LLEP_FINER_ALONE 64 /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side  \
-                             */
-#define LLEP_BLOCKS 1024    /* blocks beyond which finer borders are not worth their tables */
+#define LLEP_FINER_ALONE                                                                                               \
+  64                     /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side     \
+                          */
+#define LLEP_BLOCKS 1024 /* blocks beyond which finer borders are not worth their tables */
 
 void llep_config_init(llep_config *config) {
   *config = (llep_config){.size = sizeof *config,
@@ -93,6 +95,14 @@ lev_status llep_supports(lev_backend backend, int ranks, const llep_config *conf
 
 /* ---- sizes ---- */
 
+/* The configuration with its default tile, which is a matter of the device. */
+static llep_config with_tile(const llep_config *c, lev_backend backend) {
+  llep_config out = *c;
+  if (out.tile_rows == 0 && out.schedule == LLEP_BOUNDED)
+    out.tile_rows = backend == LEV_BACKEND_CUDA ? LLEP_TILE_ROWS_GPU : LLEP_TILE_ROWS;
+  return out;
+}
+
 static int64_t worst_rows(int ranks, const llep_config *c) {
   int64_t rows = rows_product(c->max_tokens, ranks, c->top_k);
   return rows < 0 ? INT32_MAX : rows;
@@ -119,7 +129,7 @@ static void fill_sizes(int ranks, const llep_config *c, int64_t chunk_rows, llep
   z->buffers = plain || chunk_rows == worst_rows(ranks, c) ? 1 : LLEP_BUFFERS;
   z->blocks = plain ? 1 : block_count(ranks, c, chunk_rows);
   z->parts = lev_min_i64(LLEP_PARTS, lev_ceil_div(c->max_tokens * c->top_k, LLEP_PART_ROUTES));
-  z->tile_rows = lev_min_i64(chunk_rows, c->tile_rows > 0 ? c->tile_rows : plain ? chunk_rows : LLEP_TILE_ROWS);
+  z->tile_rows = lev_min_i64(chunk_rows, c->tile_rows > 0 ? c->tile_rows : chunk_rows);
   z->rank_columns = own + slots;
   z->weights = 3 * c->inter * c->hidden;
 }
@@ -264,10 +274,10 @@ static int64_t search_chunk(int ranks, const llep_config *c, size_t budget, size
   return cap;
 }
 
-size_t llep_smallest_budget(int ranks, const llep_config *config) {
+size_t llep_smallest_budget(lev_backend backend, int ranks, const llep_config *config) {
   size_t smallest;
-  if (llep_supports(LEV_BACKEND_CPU, ranks, config) != LEV_OK) return SIZE_MAX;
-  llep_config c = *config;
+  if (llep_supports(backend, ranks, config) != LEV_OK) return SIZE_MAX;
+  llep_config c = with_tile(config, backend);
   c.budget = 1;
   int64_t chunk = fixed_chunk(ranks, &c);
   if (chunk > 0) return work_bytes(ranks, &c, chunk);
@@ -356,8 +366,8 @@ static lev_status make_streams(llep_plan *p) {
 
 static lev_status make(llep_plan *p, const llep_config *config) {
   LEV_TRY(llep_supports(lev_device_backend(p->device), lev_comm_size(p->out), config));
-  p->cfg = *config;
-  LEV_TRY(choose(lev_comm_size(p->out), config, &p->z));
+  p->cfg = with_tile(config, lev_device_target(p->device));
+  LEV_TRY(choose(lev_comm_size(p->out), &p->cfg, &p->z));
   p->own_experts = lev_part_size(config->experts, p->z.rules.ranks, p->rank);
   p->columns = llep_rank_columns(&p->z.rules, p->rank);
   LEV_TRY(make_tables(p));

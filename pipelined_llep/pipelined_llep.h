@@ -49,7 +49,7 @@ typedef struct llep_config {
   int64_t chunk_rows; /* bounded: hard cap on the rows that any rank sends, and on those that any rank receives, in one
                          chunk, >= Ep * k. 0 = the largest that fits `budget`; without a budget, 4096 tokens' rows */
   int64_t tile_rows;  /* rows of one or several experts computed at a time (activations exist for these only).
-                         0 = min(chunk_rows, 1024); plain: all rows received */
+                         0 = min(chunk_rows, 1024), on a GPU 8192; plain: all rows received */
   int64_t
       foreign_slots;  /* bounded: lent experts a rank can hold at once. 0 = half of its own, at least one; -1 = none */
   double alpha;       /* a rank is overloaded above alpha * mean rows per rank, >= 1 */
@@ -78,9 +78,9 @@ LEV_MUST_CHECK lev_status llep_plan_create(lev_device *device, lev_comm *ep_comm
 /* Never frees caller memory; the plan's streams and those it was used on must be idle. NULL is fine. */
 void llep_destroy(llep_plan *plan);
 
-/* Smallest `budget` with which this configuration (given chunk_rows kept) can be planned on `ranks` ranks; SIZE_MAX if
- * it cannot be planned at all. */
-size_t llep_smallest_budget(int ranks, const llep_config *config);
+/* Smallest `budget` with which this configuration (given chunk_rows kept) can be planned on `ranks` ranks of a backend;
+ * SIZE_MAX if it cannot be planned at all. */
+size_t llep_smallest_budget(lev_backend backend, int ranks, const llep_config *config);
 
 /* What the plan chose; the same on every rank but for the expert range. */
 typedef struct llep_info {

@@ -14,7 +14,6 @@
 
 #define HOST_WORKERS 16 /* more do not make an update that memory bounds faster */
 #define STAGING_BYTES ((size_t)4 << 20)
-#define GPU_TILE_ROWS 8192 /* of experts: fewer leave most of an H200 idle at the end of each product */
 
 size_t lev_rank_staging_bytes(void) {
   return STAGING_BYTES;
@@ -171,8 +170,6 @@ static lev_status plan_experts(lev_rank *rank) {
   a.top_k = m->top_k, a.layers = (int)lev_moe_layers(m), a.dtype = m->dtype;
   a.schedule = c->schedule.pipelined_llep == LEV_SCHEDULE_PLAIN ? LLEP_PLAIN : LLEP_BOUNDED;
   a.plain_rows = c->memory.llep_plain_rows, a.tile_rows = c->memory.llep_tile_rows;
-  if (a.tile_rows == 0 && a.schedule == LLEP_BOUNDED && backend_of(rank) == LEV_BACKEND_CUDA)
-    a.tile_rows = GPU_TILE_ROWS;
   a.chunk_rows = c->memory.llep_chunk_rows, a.foreign_slots = c->memory.llep_foreign_slots;
   a.alpha = c->memory.llep_alpha, a.min_rows = c->memory.llep_min_rows, a.gate = c->memory.llep_gate;
   return llep_plan_create(rank->device, rank->groups.experts, &a, &rank->llep);

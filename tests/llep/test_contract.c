@@ -175,12 +175,12 @@ T_TEST(llep_configuration_errors) {
   T_EXPECT_OK(llep_supports(LEV_BACKEND_CPU, 4, &bad));
 }
 
-/* A dry plan of rank 0 (or the failure). */
-static lev_status dry_plan(int ranks, const llep_config *cfg, llep_info *info, size_t *bytes) {
+/* A dry plan of rank 0 for a backend (or the failure). */
+static lev_status dry_plan(lev_backend target, int ranks, const llep_config *cfg, llep_info *info, size_t *bytes) {
   lev_device *device = NULL;
   lev_comm *comm = NULL;
   llep_plan *plan = NULL;
-  lev_device_config dc = {.backend = LEV_BACKEND_DRY};
+  lev_device_config dc = {.backend = LEV_BACKEND_DRY, .dry_for = target};
   size_t forward[LEV_MEM_CLASSES], backward[LEV_MEM_CLASSES];
   *info = (llep_info){0}, *bytes = 0;
   lev_status st = lev_device_open(&dc, &device);
@@ -200,29 +200,33 @@ static lev_status dry_plan(int ranks, const llep_config *cfg, llep_info *info, s
 
 /* The largest cap that fits is chosen; one row more does not fit; the smallest budget works and one byte less does not.
  */
-T_TEST(llep_budget_chooses_the_cap) {
+static void budget_chooses_the_cap(lev_backend target) {
   llep_config c, fixed;
   llep_info info, other;
   size_t bytes, more;
   llep_config_init(&c);
   c.max_tokens = 4096, c.hidden = 256, c.inter = 128, c.experts = 16, c.top_k = 4;
-  size_t smallest = llep_smallest_budget(4, &c);
+  size_t smallest = llep_smallest_budget(target, 4, &c);
   T_REQUIRE(smallest < (size_t)64 << 20);
   for (int i = 0; i < 6; ++i) {
     c.budget = smallest + (size_t)i * smallest / 3;
-    T_REQUIRE_OK(dry_plan(4, &c, &info, &bytes));
+    T_REQUIRE_OK(dry_plan(target, 4, &c, &info, &bytes));
     T_EXPECT(bytes <= c.budget && info.chunk_rows >= 16);
     fixed = c, fixed.budget = 0, fixed.chunk_rows = info.chunk_rows + 1;
-    T_REQUIRE_OK(dry_plan(4, &fixed, &other, &more));
+    T_REQUIRE_OK(dry_plan(target, 4, &fixed, &other, &more));
     T_EXPECT_MSG(more > c.budget, "%lld rows fit %zu too", (long long)fixed.chunk_rows, c.budget);
   }
   c.budget = smallest - 1;
-  T_EXPECT_STATUS(dry_plan(4, &c, &info, &bytes), LEV_ERR_BUDGET);
+  T_EXPECT_STATUS(dry_plan(target, 4, &c, &info, &bytes), LEV_ERR_BUDGET);
   c.budget = 0, c.chunk_rows = 64;
-  T_REQUIRE_OK(dry_plan(4, &c, &info, &bytes));
-  T_EXPECT(bytes == llep_smallest_budget(4, &c));
+  T_REQUIRE_OK(dry_plan(target, 4, &c, &info, &bytes));
+  T_EXPECT(bytes == llep_smallest_budget(target, 4, &c));
   c.budget = bytes - 1;
-  T_EXPECT_STATUS(dry_plan(4, &c, &info, &bytes), LEV_ERR_BUDGET);
+  T_EXPECT_STATUS(dry_plan(target, 4, &c, &info, &bytes), LEV_ERR_BUDGET);
+}
+T_TEST(llep_budget_chooses_the_cap) {
+  budget_chooses_the_cap(LEV_BACKEND_CPU);
+  budget_chooses_the_cap(LEV_BACKEND_CUDA);
 }
 
 /* Only llep.tables may grow with the tokens of a rank. */
