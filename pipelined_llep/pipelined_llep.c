@@ -15,10 +15,8 @@
 #define LLEP_PART_ROUTES 2048 /* routes counted by one block of a device's threads ... */
 #define LLEP_PARTS 256        /* ... unless that makes more parts than this */
 #define LLEP_FINER 4          /* blocks a chunk holds at least ... */
-#define LLEP_FINER_ALONE                                                                                               \
-  64                     /* ... in a group of one, whose tables are small: a GPU numbers their routes side by side     \
-                          */
-#define LLEP_BLOCKS 1024 /* blocks beyond which finer borders are not worth their tables */
+#define LLEP_FINER_ALONE 64   /* ... in a group of one: small tables, routes numbered side by side on a GPU */
+#define LLEP_BLOCKS 1024      /* blocks beyond which finer borders are not worth their tables */
 
 void llep_config_init(llep_config *config) {
   *config = (llep_config){.size = sizeof *config,
