@@ -32,7 +32,7 @@
   O(model, dtype, DTYPE, 1, 0, 0, "storage of weights and hidden states; sums are f64 for f64, else f32")             \
   O(model, vocab_size, INT, 0, 0, 2147483647, "vocabulary rows V")                                                     \
   O(model, hidden_size, INT, 0, 0, 1 << 20, "H")                                                                       \
-  O(model, num_hidden_layers, INT, 0, 0, 100000, "L")                                                                  \
+  O(model, num_hidden_layers, INT, 0, 0, 4096, "L; a plan goes through every one")                                     \
   O(model, num_attention_heads, INT, 0, 0, 65536, "query heads A")                                                     \
   O(model, num_key_value_heads, INT, 0, 0, 65536, "key/value heads G; 0 = as many as query heads")                    \
   O(model, head_dim, INT, 0, 0, 1024, "head size d; 0 = hidden_size / num_attention_heads")                           \

@@ -197,14 +197,6 @@ static int64_t elements(const lev_tensor *t) {
   return t->rows * t->cols;
 }
 
-/* Tensors of unit u are consecutive in the table: [*first, *end). */
-static void unit_tensors(const lev_params *p, int u, int *first, int *end) {
-  *first = 0;
-  while (*first < p->n_tensors && p->tensors[*first].unit != u) ++*first;
-  *end = *first;
-  while (*end < p->n_tensors && p->tensors[*end].unit == u) ++*end;
-}
-
 /* Even cuts moved down to the nearest row border. */
 static void cut_by_rows(const lev_params *p, lev_unit *u, int first, int end) {
   int64_t before = 0;
@@ -257,14 +249,17 @@ static lev_status cut_by_tensors(lev_params *p, lev_unit *u, int first, int end,
   return ok ? LEV_OK : LEV_ERR_NOMEM;
 }
 
-static lev_status place_unit(lev_params *p, int index, int64_t *load) {
+/* Units come in order, and their tensors one after the other: *next is the first of this unit, then of the one after
+ * it.
+ */
+static lev_status place_unit(lev_params *p, int index, int *next, int64_t *load) {
   lev_unit *u = &p->units[index];
-  int first, end;
-  unit_tensors(p, index, &first, &end);
-  for (int i = first; i < end; ++i) {
-    p->tensors[i].offset = u->elements;
-    u->elements += elements(&p->tensors[i]);
+  int first = *next, end = first;
+  for (; end < p->n_tensors && p->tensors[end].unit == index; ++end) {
+    p->tensors[end].offset = u->elements;
+    u->elements += elements(&p->tensors[end]);
   }
+  *next = end;
   u->counts = lev_calloc(LEV_HEAP_MODEL, (size_t)u->replicas, sizeof *u->counts);
   if (!u->counts) return LEV_ERR_NOMEM;
   bool whole = p->layout.whole_matrices;
@@ -332,8 +327,9 @@ lev_status lev_params_create(const lev_model *model, const lev_layout *layout, l
   p->units = lev_calloc(LEV_HEAP_MODEL, (size_t)(3 + 2 * model->layers), sizeof *p->units);
   lev_status st = load && p->tensors && p->pieces && p->units ? LEV_OK : LEV_ERR_NOMEM;
   if (st == LEV_OK) {
+    int next = 0;
     build_tensors(p);
-    for (int u = 0; u < p->n_units && st == LEV_OK; ++u) st = place_unit(p, u, load);
+    for (int u = 0; u < p->n_units && st == LEV_OK; ++u) st = place_unit(p, u, &next, load);
   }
   lev_free(load);
   if (st != LEV_OK) {

@@ -182,18 +182,21 @@ static bool ends_with(const char *text, const char *end) {
 }
 
 /* Copies between card and host and collectives, from the first batch to the batch of the evaluation that follows the
- * step, which ends with the norm of the gradients or with the optimizer. */
-static void count_events(const lev_trace *trace, lev_cost *cost) {
+ * step, which ends with the norm of the gradients or with the optimizer. One micro-batch stands for those alike. */
+static void count_events(const lev_trace *trace, int64_t micro_batches, lev_cost *cost) {
   bool step = false, optimizer = false, gradients = false;
+  double times = 1;
   for (int64_t i = 0; i < lev_trace_count(trace); ++i) {
     const lev_trace_event *e = lev_trace_at(trace, i);
     const char *name = lev_trace_name(trace, e->name);
-    double bytes = (double)e->bytes;
+    double bytes = times * (double)e->bytes;
     if (e->kind == LEV_EV_PHASE) {
       bool batch = strcmp(name, "batch") == 0;
       if (batch && gradients) return;
+      if (batch) times = e->bytes == LEV_MICRO_ALIKE ? (double)lev_max_i64(1, micro_batches - 2) : 1;
       step |= batch;
       gradients |= strcmp(name, "grad_norm") == 0;
+      if (gradients) times = 1;
       optimizer |= strncmp(name, "optimizer.", 10) == 0;
     } else if (step && e->kind == LEV_EV_COLL) {
       cost[LEV_COST_COLLECTIVES].amount += bytes;
@@ -289,7 +292,7 @@ lev_status lev_estimate_step(const lev_config *config, int rank, const lev_ceili
     out->cost[LEV_COST_EXPERTS].amount = expert_flops(&w);
     out->cost[LEV_COST_VOCABULARY].amount = vocabulary_flops(&w);
     out->cost[LEV_COST_ROWS].amount = row_bytes(&w);
-    count_events(trace, out->cost);
+    count_events(trace, plan.micro_batches, out->cost);
     count_update(config, &plan, out->cost);
     sum_up(config, ceilings, out);
     lev_rank_plan_free(&plan);

@@ -41,7 +41,8 @@ static lev_status plan_rank(const lev_config *config, int rank, lev_loader *vali
   LEV_TRY_GOTO(st, lev_plan_program(r, NULL, valid), end);
   out->slabs = lev_rank_slabs(r);
   out->total = r->params->total, out->active = r->params->active;
-  out->max_tokens = r->max_tokens, out->grad_dtype = r->grad_dtype;
+  out->max_tokens = r->max_tokens, out->micro_batches = r->micro_batches;
+  out->grad_dtype = r->grad_dtype;
   out->adamw_elements = oadamw_count(r->adamw);
   out->muon_elements = r->muon ? muon_count(r->muon) : 0, out->muon_flops = r->muon ? muon_flops(r->muon) : 0;
 end:

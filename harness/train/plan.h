@@ -10,6 +10,7 @@ typedef struct lev_rank_plan {
   lev_slabs slabs;                       /* size of each class's slab */
   int64_t total, active;                 /* parameters of the model; those one token touches */
   int64_t max_tokens;                    /* N cap of any rank */
+  int64_t micro_batches;                 /* per step */
   int64_t adamw_elements, muon_elements; /* of this rank's optimizer state */
   double muon_flops;                     /* of one update */
   lev_dtype grad_dtype;                  /* of stored gradients */

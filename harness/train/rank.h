@@ -200,6 +200,8 @@ typedef struct lev_step_result {
  * "none" it ends with the gradients. */
 LEV_MUST_CHECK lev_status lev_train_step(lev_rank *rank, lev_loader *loader, int64_t step, int64_t first_sample,
                                          double lr, lev_step_result *out);
+/* The micro-batch that stands for all between the first and the last on the dry backend. */
+#define LEV_MICRO_ALIKE 1
 /* Forward and backward of the whole batch only: gradients end in lev_weights_grads. Parts of lev_train_step. */
 LEV_MUST_CHECK lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_sample,
                                              lev_step_result *out);

@@ -150,6 +150,13 @@ static lev_status forward(lev_rank *rank) {
   return LEV_OK;
 }
 
+/* The micro-batch after `micro`. All between the first and the last are alike, in bytes and events: the dry run goes
+ * through one of them. */
+static int next_micro(const lev_rank *rank, int micro) {
+  bool alike = is_dry(rank) && micro == LEV_MICRO_ALIKE;
+  return alike ? (int)lev_max_i64(micro + 1, rank->micro_batches - 1) : micro + 1;
+}
+
 /* ---- sums over ranks ---- */
 
 static lev_status clear_sums(lev_rank *rank) {
@@ -197,7 +204,7 @@ static lev_status count_routes(lev_rank *rank, lev_loader *loader, int64_t first
   if (m->aux_coef == 0 || n == 0) return LEV_OK;
   LEV_TRY(lev_fill(rank->compute, rank->counts, 0, sizeof(int64_t) * (size_t)n, "router.counts"));
   rank->counting = rank->micro_batches == 1 ? LEV_COUNT_GLOBAL : LEV_COUNT_LOCAL;
-  for (int micro = 0; micro < rank->micro_batches && rank->micro_batches > 1; ++micro) {
+  for (int micro = 0; micro < rank->micro_batches && rank->micro_batches > 1; micro = next_micro(rank, micro)) {
     LEV_TRY(lev_batch_load(rank, loader, first_sample, rank->config->train.global_batch, micro));
     LEV_TRY(forward(rank));
   }
@@ -213,7 +220,7 @@ lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_
   double grad_scale = out->valid > 0 ? 1 / (double)out->valid : 0;
   LEV_TRY(clear_sums(rank));
   LEV_TRY(count_routes(rank, loader, first_sample));
-  for (int micro = 0; micro < rank->micro_batches; ++micro) {
+  for (int micro = 0; micro < rank->micro_batches; micro = next_micro(rank, micro)) {
     bool first = micro == 0;
     void *head_grad;
     LEV_TRY(lev_batch_load(rank, loader, first_sample, n, micro));

@@ -82,6 +82,11 @@ assert near(e['tokens_per_second'], 4 * (1 << 20) / e['step_seconds']) and e['bo
 check "--ceilings of a file that is not there" expect_exit 8 "$levee" plan $configs/demo.toml --ceilings "$work/none.toml"
 printf '[ceilings]\nmatmul_tflops = 1\n' > "$work/few.toml"
 check "--ceilings with keys missing" expect_exit 2 "$levee" plan $configs/demo.toml --ceilings="$work/few.toml"
+# Giant settings: of micro-batches that are alike one is planned; layers are gone through, so there are only so many.
+printf '[model]\nvocab_size = 300\nhidden_size = 64\nnum_hidden_layers = 2\nnum_attention_heads = 4\nnum_experts = 8\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n' > "$work/small.toml"
+check "4,096 layers within 10 s" timed 10 2048 "$levee" plan "$work/small.toml" --model.num_hidden_layers=4096
+check "more layers are refused" expect_exit 2 "$levee" plan "$work/small.toml" --model.num_hidden_layers=4097
+check "16,777,216 sequences within 10 s" timed 10 2048 "$levee" plan "$work/small.toml" --train.global_batch=16M --ceilings $configs/ceilings-h200.toml
 check "tags that may grow are listed" python "
 p = plan(a[0])
 tags = {t for c in ('device', 'pinned', 'host') for t in p['per_rank'][0][c]['tags']}
