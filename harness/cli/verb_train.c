@@ -61,9 +61,26 @@ static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
                              .heap_cap = t->config.memory.heap_cap};
 }
 
+/* The drivers' counts as a JSON array; empty where there is none, or no room. */
+static void gpus_json(const lev_run_memory *memory, char *text, size_t room) {
+  size_t at = 0;
+  for (int i = 0; i < memory->n_gpus && at < room; ++i) {
+    const lev_run_gpu *g = &memory->gpus[i];
+    at += (size_t)snprintf(
+        text + at, room - at,
+        "%s{\"gpu\": %d, \"ranks\": %d, \"planned_bytes\": %zu, \"used_bytes\": %zu, \"total_bytes\": %zu}",
+        i == 0 ? "[" : ", ", g->index, g->ranks, g->planned_bytes, g->used_bytes, g->total_bytes);
+  }
+  if (at > 0 && at < room) at += (size_t)snprintf(text + at, room - at, "]");
+  if (at == 0 || at >= room) text[0] = '\0';
+}
+
 static void write_memory(train *t, const lev_run_memory *memory) {
-  char path[1024];
+  char path[1024], gpus[4096];
   lev_memory_report report = report_of(t, memory);
+  lev_memory_note note = {"gpus", gpus};
+  gpus_json(memory, gpus, sizeof gpus);
+  report.notes = &note, report.n_notes = gpus[0] != '\0';
   snprintf(path, sizeof path, "%.900s/memory.json", t->config.run.folder);
   lev_status st = lev_memory_write(&report, path);
   if (st != LEV_OK && t->failed == LEV_OK) t->failed = st;
@@ -284,6 +301,18 @@ static void heap_row(const train *t) {
                     "--run.trace_steps\n");
 }
 
+static void gpu_rows(const lev_run_memory *memory) {
+  char used[24], planned[24], rest[24];
+  for (int i = 0; i < memory->n_gpus; ++i) {
+    const lev_run_gpu *g = &memory->gpus[i];
+    size_t beyond = g->used_bytes > g->planned_bytes ? g->used_bytes - g->planned_bytes : 0;
+    printf("GPU %d: %s in use by its driver's count, %s of them planned; %s are the context, libraries and other "
+           "processes\n",
+           g->index, lev_bytes_text(g->used_bytes, used), lev_bytes_text(g->planned_bytes, planned),
+           lev_bytes_text(beyond, rest));
+  }
+}
+
 /* memory.json of a run without steps: what is planned. */
 static void report_plan(train *t, const lev_run_memory *memory) {
   lev_run_memory planned = *memory;
@@ -307,6 +336,7 @@ static void on_finished(void *ctx, const lev_run_memory *memory) {
   printf("planned = measured on %d of %d (rank, memory class) pairs\n", exact, memory->ranks * LEV_MEM_CLASSES);
   if (exact < memory->ranks * LEV_MEM_CLASSES && t->config.data.valid[0] != '\0' && !t->validated)
     puts("no validation this time; ranks without a sequence in a step work in validation alone");
+  gpu_rows(memory);
   heap_row(t);
   fflush(stdout);
 }

@@ -44,6 +44,8 @@ struct run {
   lev_rank_plan *plans;
   lev_ledger **measured;
   lev_run_trace *traces;
+  lev_run_gpu *gpus;
+  int n_gpus; /* once counted */
   rank_run *rank_runs;
   pthread_t *threads;
 };
@@ -74,7 +76,16 @@ static lev_run_memory memory_of(const run *r, bool measured) {
   return (lev_run_memory){.ranks = r->ranks,
                           .planned = r->plans,
                           .measured = measured ? r->measured : NULL,
-                          .traces = measured ? r->traces : NULL};
+                          .traces = measured ? r->traces : NULL,
+                          .gpus = r->gpus,
+                          .n_gpus = measured ? r->n_gpus : 0};
+}
+
+/* Local ranks share the GPUs in turn. */
+static int gpus_of(const run *r) {
+  if (lev_run_backend(r->config) != LEV_BACKEND_CUDA) return 0;
+  int there = lev_device_count(LEV_BACKEND_CUDA);
+  return r->ranks < there ? r->ranks : there;
 }
 
 /* ---- one rank ---- */
@@ -82,7 +93,7 @@ static lev_run_memory memory_of(const run *r, bool measured) {
 static lev_status open_rank(rank_run *rr) {
   run *r = rr->shared;
   const lev_config *c = r->config;
-  int gpus = lev_device_count(LEV_BACKEND_CUDA); /* local ranks share them in turn */
+  int gpus = gpus_of(r);
   lev_device_config dc = {.backend = lev_run_backend(c),
                           .index = gpus > 0 ? rr->index % gpus : 0,
                           .immediate = c->run.compute_immediate,
@@ -242,6 +253,25 @@ static lev_status profiled_step(rank_run *rr, int64_t step) {
   return LEV_OK;
 }
 
+/* The first rank of each GPU asks its driver, while every rank still holds its memory. */
+static lev_status count_gpu(rank_run *rr) {
+  run *r = rr->shared;
+  int gpus = gpus_of(r);
+  size_t free_bytes;
+  LEV_TRY(lev_comm_agree(rr->world, LEV_OK));
+  lev_status st = LEV_OK;
+  if (rr->index < gpus) {
+    lev_run_gpu *g = &r->gpus[rr->index];
+    *g = (lev_run_gpu){.index = rr->index};
+    for (int i = rr->index; i < r->ranks; i += gpus, ++g->ranks)
+      g->planned_bytes += r->plans[i].slabs.bytes[LEV_MEM_DEVICE];
+    st = lev_device_memory(rr->device, &free_bytes, &g->total_bytes);
+    if (st == LEV_OK) g->used_bytes = g->total_bytes - free_bytes;
+  }
+  if (rr->index == 0) r->n_gpus = gpus;
+  return lev_comm_agree(rr->world, st);
+}
+
 static lev_status steps(rank_run *rr) {
   const lev_config *c = rr->shared->config;
   int64_t done, first;
@@ -261,6 +291,7 @@ static lev_status steps(rank_run *rr) {
     bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
     if (checkpoints(c) && (periodic || last || stop)) LEV_TRY(save(rr, step));
   }
+  LEV_TRY(count_gpu(rr));
   return first <= c->train.steps ? write_trace(rr) : LEV_OK; /* no step: the earlier run's trace stays */
 }
 
@@ -320,9 +351,10 @@ static lev_status allocate(run *r) {
   r->plans = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->plans);
   r->measured = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->measured);
   r->traces = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->traces);
+  r->gpus = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->gpus);
   r->rank_runs = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->rank_runs);
   r->threads = lev_calloc(LEV_HEAP_COMMON, n, sizeof *r->threads);
-  return r->plans && r->measured && r->traces && r->rank_runs && r->threads ? LEV_OK : LEV_ERR_NOMEM;
+  return r->plans && r->measured && r->traces && r->gpus && r->rank_runs && r->threads ? LEV_OK : LEV_ERR_NOMEM;
 }
 
 /* The status of the rank that failed of itself, rather than of one that was only told to stop. */
@@ -366,6 +398,7 @@ static void release(run *r) {
   lev_free(r->plans);
   lev_free(r->measured);
   lev_free(r->traces);
+  lev_free(r->gpus);
   lev_free(r->rank_runs);
   lev_free(r->threads);
 }

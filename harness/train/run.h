@@ -34,12 +34,22 @@ typedef struct lev_run_trace {
   int64_t events, dropped;
 } lev_run_trace;
 
+/* A GPU as its driver sees it after the last step, all memory still held. What is in use beyond the slabs is the
+ * context, the libraries' code, and other processes. */
+typedef struct lev_run_gpu {
+  int index, ranks;     /* ranks that share it */
+  size_t planned_bytes; /* their slabs */
+  size_t used_bytes, total_bytes;
+} lev_run_gpu;
+
 /* The memory of all ranks, planned and measured so far. Arrays have `ranks` entries. */
 typedef struct lev_run_memory {
   int ranks;
   const lev_rank_plan *planned;
   lev_ledger *const *measured; /* NULL before the ranks run */
   const lev_run_trace *traces; /* likewise */
+  const lev_run_gpu *gpus;     /* [n_gpus] */
+  int n_gpus;                  /* 0 on the CPU, and before the last step */
 } lev_run_memory;
 
 /* Every callback may be NULL. A failure that `planned` or `started` returns ends the run there. */

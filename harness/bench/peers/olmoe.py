@@ -37,6 +37,7 @@ import peer
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
 VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
+CONTEXT = 1 << 30  # bytes that the driver and libraries may take beyond the plan
 MOST_ROWS = 1 << 20  # routed rows of 131,072 tokens
 
 
@@ -72,7 +73,7 @@ def same_cudnn():
 
 
 def run_levee(words, folder):
-    """Step seconds (the first step left out), device bytes, and the last step's loss."""
+    """Step seconds (the first step left out), device bytes planned and measured, and those that the driver counts."""
     write_tokens(f"{folder}/tokens", 2 * words.context + 2)
     command = [
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
@@ -89,14 +90,17 @@ def run_levee(words, folder):
         print(done.stdout)
     wall = time.monotonic() - begin
     steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
-    memory = json.load(open(f"{folder}/run/memory.json"))["per_rank"][0]["device"]
+    report = json.load(open(f"{folder}/run/memory.json"))
+    memory, used = report["per_rank"][0]["device"], report["gpus"][0]["used_bytes"]
     if memory["planned_bytes"] != memory["peak_bytes"]:
         sys.exit(f"planned {memory['planned_bytes']} bytes, measured {memory['peak_bytes']}")
+    if used > memory["planned_bytes"] + CONTEXT:
+        sys.exit(f"planned {memory['planned_bytes']} bytes and {CONTEXT} for the context, the driver counts {used}")
     seconds = statistics.median(s["step_seconds"] for s in steps[1:])
     print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
           f"{mfu(words.context, words.context / seconds):.3f}, planned = measured {memory['peak_bytes'] / 2**30:.2f} GiB, "
-          f"loss {steps[-1]['loss']:.4f}; {wall:.0f} s with start and end", flush=True)
-    return seconds, memory["peak_bytes"]
+          f"{used / 2**30:.2f} by the driver's count, loss {steps[-1]['loss']:.4f}; {wall:.0f} s with start and end", flush=True)
+    return seconds, memory["peak_bytes"], used
 
 
 def make_torch_model(context):
@@ -190,9 +194,10 @@ def main():
     parser.add_argument("--skip-torch", action="store_true", help="our side alone: prints, records only the MFU")
     words, words.rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        ours, our_peak = run_levee(words, folder)
+        ours, our_peak, used = run_levee(words, folder)
     rate = words.context / ours
-    record(words, "mfu", mfu(words.context, rate), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak)
+    record(words, "mfu", mfu(words.context, rate), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak,
+           driver_bytes=used)
     if words.skip_torch or words.optimizer != "none":
         return
     theirs, their_peak = run_torch(words)
