@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sharded embedding on the GPU.
  *
- * Gradient rows are added without atomics and in the order of the tokens: block b owns the table rows r with
- * r mod blocks = b, lists the tokens that hit them, chunk by chunk, and adds them one after another, each thread its
- * own columns. So the result has the bits of the CPU's loop. */
+ * Gradient rows are added without atomics and in the order of the tokens: each table row belongs to one block, which
+ * looks at all tokens, lists those of its rows and adds them in this order, each thread its own columns. So the result
+ * has the bits of the CPU's loop. */
 #include "harness/model/embed_ops.h"
 #include "harness/model/rows.cuh"
 
@@ -11,7 +11,11 @@ namespace {
 
 using namespace lev_rows;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kAhead = 4;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+/* Gradients: threads of a block; tokens looked at per thread and together; listed tokens worth adding; added at once.
+ */
+constexpr int kAdders = 512, kEach = 4, kChunk = kAdders * kEach, kEnough = 32, kAhead = 4;
 
 /* ---- rows out ---- */
 
@@ -35,70 +39,139 @@ template <class V> void take(const embed_take_args *a, size_t row_bytes, cudaStr
 
 /* ---- gradients in ---- */
 
-/* Adds the listed tokens to this thread's columns [col, col + width). Tokens of one row in succession stay in
- * registers. */
-template <class T, int width>
-__device__ __forceinline__ void add_listed(const embed_add_args &a, const int *listed, int n, int64_t chunk,
-                                           const int64_t *rows, int64_t col) {
-  using A = lev_arith<T>;
-  const T *in = (const T *)a.rows + col;
-  A *dw = (A *)a.dw + col;
+/* Tokens of this block's rows, in order, that are not added yet. */
+struct token_list {
+  int n;
+  int64_t token[kEnough + kChunk];
+  int row[kEnough + kChunk];
+};
+
+/* A thread's columns of the row that it added last, kept for the next token of the same row. */
+template <class A, int width> struct kept_row {
+  int row;
   lev_vec<A, width> sum;
-  int64_t current = -1;
-  for (int base = 0; base < n; base += kAhead) {
-    lev_vec<T, width> next[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      if (base + k < n) next[k] = lev_read<T, width>(in + (chunk + listed[base + k]) * a.hidden);
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (base + k >= n) continue;
-      int64_t row = rows[base + k];
-      if (row != current) {
-        if (current >= 0) lev_write<A, width>(dw + current * a.hidden, sum);
-        sum = lev_read<A, width>(dw + row * a.hidden);
-        current = row;
-      }
-      for (int i = 0; i < width; ++i) sum.at[i] += lev_load(next[k].at[i]);
-    }
+  __device__ void put_back(const embed_add_args &a, int64_t col) {
+    if (row >= 0) lev_write<A, width>((A *)a.dw + row * a.hidden + col, sum);
+    row = -1;
   }
-  if (current >= 0) lev_write<A, width>(dw + current * a.hidden, sum);
+};
+
+template <class T, int width>
+__device__ __forceinline__ void add_to(lev_vec<lev_arith<T>, width> &sum, const lev_vec<T, width> &x) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) sum.at[i] += lev_load(x.at[i]);
 }
 
-/* One chunk of kThreads tokens at a time: those of this block, in order, then their rows. */
-template <class T, int width> __global__ void __launch_bounds__(kThreads) add_kernel(const embed_add_args a) {
-  __shared__ int listed[kThreads], warp_count[kWarps];
-  __shared__ int64_t rows[kThreads];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int64_t chunk = 0; chunk < a.count; chunk += kThreads) {
-    int64_t i = chunk + threadIdx.x, row = i < a.count ? a.ids[i] - a.begin : -1;
-    bool mine = row >= 0 && row < a.shard_rows && row % gridDim.x == blockIdx.x;
-    unsigned votes = __ballot_sync(0xffffffffu, mine);
-    if (lane == 0) warp_count[warp] = __popc(votes);
-    /* Whether any token is listed; also the barrier after the previous list was read. */
-    if (!__syncthreads_or(mine)) continue;
-    int before = __popc(votes & ((1u << lane) - 1)), n = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) before += warp_count[w];
-      n += warp_count[w];
+/* Adds kAhead tokens from `first` on to columns [col, col + width). Where their rows differ all of them are on their
+ * way at once; else one after another. */
+template <class T, int width>
+__device__ __forceinline__ void add_some(const embed_add_args &a, const token_list &list, int first, int64_t col,
+                                         kept_row<lev_arith<T>, width> &kept) {
+  using A = lev_arith<T>;
+  lev_vec<T, width> x[kAhead];
+  int row[kAhead];
+  bool here[kAhead], differ = true;
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    here[k] = first + k < list.n;
+    row[k] = here[k] ? list.row[first + k] : -1;
+    if (here[k]) x[k] = lev_read<T, width>((const T *)a.rows + list.token[first + k] * a.hidden + col);
+#pragma unroll
+    for (int i = 0; i < k; ++i) differ &= row[i] != row[k] || !here[k];
+  }
+  if (differ && row[0] != kept.row) {
+    lev_vec<A, width> sum[kAhead];
+    kept.put_back(a, col);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      if (here[k]) sum[k] = lev_read<A, width>((const A *)a.dw + row[k] * a.hidden + col);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (!here[k]) continue;
+      add_to<T, width>(sum[k], x[k]);
+      lev_write<A, width>((A *)a.dw + row[k] * a.hidden + col, sum[k]);
     }
-    if (mine) listed[before] = threadIdx.x, rows[before] = row;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    if (!here[k]) continue;
+    if (row[k] != kept.row) {
+      kept.put_back(a, col);
+      kept.sum = lev_read<A, width>((const A *)a.dw + row[k] * a.hidden + col);
+      kept.row = row[k];
+    }
+    add_to<T, width>(kept.sum, x[k]);
+  }
+}
+
+template <class T, int width> __device__ __forceinline__ void add_listed(const embed_add_args &a, token_list &list) {
+  __syncthreads();
+  for (int64_t col = (int64_t)threadIdx.x * width; col < a.hidden; col += kAdders * width) {
+    kept_row<lev_arith<T>, width> kept;
+    kept.row = -1;
+    for (int first = 0; first < list.n; first += kAhead) add_some<T, width>(a, list, first, col, kept);
+    kept.put_back(a, col);
+  }
+  __syncthreads();
+}
+
+/* This thread's rows in a chunk: its warp has 32 * kEach tokens in succession; -1 where they are another block's. */
+__device__ __forceinline__ void load_rows(const embed_add_args &a, int64_t chunk, int (&row)[kEach]) {
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    int64_t token = chunk + (threadIdx.x / 32 * kEach + k) * 32 + threadIdx.x % 32;
+    int64_t at = token < a.count ? a.ids[token] - a.begin : -1;
+    /* Rows go to blocks by the golden ratio: as even as by remainder, without a division. */
+    bool mine = at >= 0 && at < a.shard_rows && __umulhi((unsigned)at * 0x9E3779B1u, gridDim.x) == blockIdx.x;
+    row[k] = mine ? (int)at : -1;
+  }
+}
+
+template <class T, int width> __global__ void __launch_bounds__(kAdders, 2) add_kernel(const embed_add_args a) {
+  __shared__ token_list list;
+  __shared__ int warp_count[2][kAdders / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int next[kEach], row[kEach], listed = 0, odd = 0;
+  load_rows(a, 0, next);
+  for (int64_t chunk = 0; chunk < a.count; chunk += kChunk, odd ^= 1) {
+    unsigned votes[kEach];
+    int hits = 0, all = 0, before = listed;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      row[k] = next[k];
+      votes[k] = __ballot_sync(0xffffffffu, row[k] >= 0);
+      hits += __popc(votes[k]);
+    }
+    load_rows(a, chunk + kChunk, next);
+    if (lane == 0) warp_count[odd][warp] = hits;
     __syncthreads();
-    for (int64_t col = (int64_t)threadIdx.x * width; col < a.hidden; col += kThreads * width)
-      add_listed<T, width>(a, listed, n, chunk, rows, col);
-    __syncthreads();
+    for (int w = 0; w < kAdders / 32; ++w) {
+      if (w < warp) before += warp_count[odd][w];
+      all += warp_count[odd][w];
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      int at = before + __popc(votes[k] & ((1u << lane) - 1));
+      if (row[k] >= 0) list.token[at] = chunk + (warp * kEach + k) * 32 + lane, list.row[at] = row[k];
+      before += __popc(votes[k]);
+    }
+    listed += all;
+    if (listed < kEnough && chunk + kChunk < a.count) continue;
+    if (threadIdx.x == 0) list.n = listed;
+    add_listed<T, width>(a, list);
+    listed = 0;
   }
 }
 
 template <class T> lev_status add(const embed_add_args *a, cudaStream_t stream) {
   using A = lev_arith<T>;
-  constexpr int width = lev_per_16<T>;
-  unsigned blocks = (unsigned)lev_max_i64(1, lev_min_i64(a->shard_rows, kMultiprocessors * 8));
+  unsigned blocks = (unsigned)lev_max_i64(1, lev_min_i64(a->shard_rows, kMultiprocessors * 2));
   bool packed = lev_divides(16, a->rows, a->dw, (size_t)a->hidden * sizeof(T), (size_t)a->hidden * sizeof(A));
   if (packed)
-    add_kernel<T, width><<<blocks, kThreads, 0, stream>>>(*a);
+    add_kernel<T, lev_per_16<A>><<<blocks, kAdders, 0, stream>>>(*a);
   else
-    add_kernel<T, 1><<<blocks, kThreads, 0, stream>>>(*a);
+    add_kernel<T, 1><<<blocks, kAdders, 0, stream>>>(*a);
   return lev_cuda_launched("embed.add");
 }
 

@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "common/rng.h"
+#include "harness/model/embed_ops.h"
 #include "tests/backend.h"
+#include "tests/model/ops_rig.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
@@ -211,6 +213,39 @@ T_TEST(embed_dtypes) {
     c.ranks = 1, c.tokens[0] = MAX_TOKENS;
     check(&c, 200 * 0x1p-24);
   }
+}
+
+/* More tokens than one pass over them takes, rows in succession, rows again after others, ids of other shards: the
+ * gradients have the bits of the loop over the tokens. */
+static void add_case(lev_dtype dtype, int64_t hidden) {
+  enum { TOKENS = 9000, ROWS = 700, BEGIN = 50 };
+  ops_begin();
+  lev_dtype arith = lev_dtype_arith(dtype);
+  OPS_ROOM(int32_t, ids, TOKENS);
+  OPS_ROOM(double, rows, TOKENS *hidden); /* storage of any dtype */
+  OPS_ROOM(double, rows64, TOKENS *hidden);
+  OPS_ROOM(double, dw, ROWS *hidden);
+  OPS_ROOM(double, want, ROWS *hidden);
+  OPS_ROOM(double, dw64, ROWS *hidden);
+  for (int64_t i = 0; i < TOKENS; ++i) {
+    uint64_t bits = lev_rng_u64((lev_rng_key){t_seed(), 9, 0}, (uint64_t)i);
+    ids[i] = bits >> 62 == 0 ? BEGIN + 3 : bits >> 62 == 1 && i > 0 ? ids[i - 1] : (int32_t)(bits % (ROWS + 2 * BEGIN));
+  }
+  num_random(dtype, rows, rows64, TOKENS * hidden, 1, 50);
+  num_random(arith, dw, dw64, ROWS * hidden, 1, 51);
+  memcpy(want, dw, (size_t)(ROWS * hidden) * lev_dtype_bytes(arith));
+  embed_add_args f = {dtype, ids, TOKENS, hidden, BEGIN, ROWS, rows, dw}, loop = f;
+  loop.dw = want;
+  OPS_RUN(embed_add_kernel, f);
+  embed_add_kernel.cpu(&loop);
+  T_EXPECT(memcmp(dw, want, (size_t)(ROWS * hidden) * lev_dtype_bytes(arith)) == 0);
+}
+
+T_TEST(embed_adds_in_the_order_of_the_tokens) {
+  static const int64_t hidden[] = {9, 40, 136};
+  static const lev_dtype dtypes[] = {LEV_F64, LEV_F32, LEV_BF16};
+  for (size_t i = 0; i < 3; ++i)
+    for (size_t d = 0; d < 3; ++d) add_case(dtypes[d], hidden[i]);
 }
 
 T_TEST(embed_dry_events_equal_real_events) {
