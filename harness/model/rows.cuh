@@ -24,6 +24,36 @@ template <class T> __device__ __forceinline__ void store16(T *at, const pack<T> 
   lev_write<T, lev_per_16<T>>(at, x);
 }
 
+/* The values of a pack. In bf16 they are halves of words: an instruction each, where reading scalars takes two. */
+template <class T> __device__ __forceinline__ void widen16(const pack<T> &x, lev_arith<T> (&out)[lev_per_16<T>]) {
+  if constexpr (sizeof(T) == 2) {
+    unsigned word[4];
+    memcpy(word, &x, 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[2 * i] = __uint_as_float(word[i] << 16);
+      out[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+    }
+  } else {
+    memcpy(out, &x, 16);
+  }
+}
+
+/* Copies of 16 bytes to shared memory that go on while the thread does; zeros where `inside` is false. What a thread
+ * started up to end_copies is a group; wait_copies<n> waits for all of its groups but the n newest. Others see what it
+ * copied behind a barrier only. */
+__device__ __forceinline__ void start_copy16(void *shared, const void *global, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+               "l"(global), "r"(inside ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void end_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int newest> __device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(newest) : "memory");
+}
+
 /* 1 / sqrt(mean of squares + eps), to the last bit or two: every thread of a team computes it for every row, so
  * division and root in full precision would cost more than the row itself. */
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, float inverse_n, float eps) {

@@ -86,7 +86,7 @@ typedef struct qk_shape {
 
 static const qk_shape qk_shapes[] = {{3, 1, 16, 0},   {5, 4, 64, 0},   {9, 16, 128, 0}, {9, 3, 96, 0},
                                      {6, 40, 128, 0}, {4, 2, 20, 0},   {5, 33, 64, 0},  {2, 1, 600, 0},
-                                     {3, 4, 64, 1},   {100, 2, 32, 0}, {2, 80, 128, 0}};
+                                     {3, 4, 64, 1},   {100, 2, 32, 0}, {2, 80, 128, 0}, {9000, 1, 32, 0}};
 
 static void qk_case(int kind, const qk_shape *s, lev_qk_norm norm, double clip, bool turned) {
   lev_dtype t = types[kind], a = lev_dtype_arith(t);
@@ -246,5 +246,27 @@ T_TEST(ops_sums_repeat_their_bits) {
     OPS_RUN(lev_rmsnorm_backward_kernel, b);
     if (run == 0) first = dw;
     T_EXPECT(memcmp(dw, first, WIDE * sizeof(float)) == 0);
+  }
+}
+
+T_TEST(qk_repeats_its_bits) {
+  enum { N = 3000, HEADS = 3, DIM = 64, WIDE = HEADS * DIM };
+  ops_begin();
+  void *x = values(LEV_F32, N * WIDE, 0, 2, 1, NULL), *w = values(LEV_F32, WIDE, 0, 1, 2, NULL);
+  void *dy = values(LEV_F32, N * WIDE, 0, 1, 3, NULL);
+  OPS_ROOM(int32_t, position, N);
+  for (int r = 0; r < N; ++r) position[r] = 1000003 + r;
+  for (int norm = LEV_QK_NORM_FULL; norm <= LEV_QK_NORM_HEAD; ++norm) {
+    void *first_dx = NULL, *first_dw = NULL;
+    for (int run = 0; run < 3; ++run) {
+      void *dx = poisoned(LEV_F32, N * WIDE, 0), *dw = zeros(WIDE);
+      lev_qk_args b = {.dtype = LEV_F32, .rows = N, .heads = HEADS, .head_dim = DIM, .norm = (lev_qk_norm)norm};
+      b.eps = 1e-5, b.rope.theta = 1e4, b.position = position, b.x = x, b.w = w, b.dy = dy, b.dx = dx, b.dw = dw;
+      b.scratch = ops_scratch(&b.scratch_bytes);
+      OPS_RUN(lev_qk_backward_kernel, b);
+      if (run == 0) first_dx = dx, first_dw = dw;
+      T_EXPECT(memcmp(dx, first_dx, N * WIDE * sizeof(float)) == 0);
+      T_EXPECT(memcmp(dw, first_dw, (norm == LEV_QK_NORM_FULL ? WIDE : DIM) * sizeof(float)) == 0);
+    }
   }
 }
