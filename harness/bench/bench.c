@@ -119,6 +119,7 @@ lev_status bench_run(const bench_options *o, bench_totals *totals) {
     list_cases(o);
     return LEV_OK;
   }
+  LEV_TRY(bench_report_check(o));
   lev_status st = open_bench(&b, o);
   if (st == LEV_OK) bench_report_head(&b);
   for (int a = 0; a < o->n_areas && st == LEV_OK; ++a) st = run_area(&b, o->areas[a], totals);

@@ -45,6 +45,8 @@ void bench_release(bench *b);
 /* One line of the table, or one record, in options->out; and the record in the results file. */
 LEV_MUST_CHECK lev_status bench_report(const bench *b, const bench_result *result);
 LEV_MUST_CHECK lev_status bench_report_figure(const bench *b, const char *name, double value, const char *unit);
+/* Whether records can be written, before anything is measured; makes the file. Errors: LEV_ERR_IO. */
+LEV_MUST_CHECK lev_status bench_report_check(const bench_options *o);
 void bench_report_head(const bench *b);
 /* A line about the running case: why it was not measured. */
 void bench_report_not(const bench *b, const char *what, const char *why);

@@ -83,17 +83,24 @@ static json_t *new_record(const bench *b, const char *name, double value, const 
   return record;
 }
 
+/* Appends a line to the file of results; NULL: only makes the file. */
+static lev_status append(const bench_options *o, const char *line) {
+  FILE *file = fopen(o->results, "a");
+  bool wrong = !file || (line && fprintf(file, "%s\n", line) < 0);
+  if (file) wrong |= fclose(file) != 0;
+  return wrong ? lev_fail(LEV_ERR_IO, "cannot write %s: %s", o->results, strerror(errno)) : LEV_OK;
+}
+
+lev_status bench_report_check(const bench_options *o) {
+  return o->results ? append(o, NULL) : LEV_OK;
+}
+
 /* Appends the line; consumes the record. */
 static lev_status write_record(const bench *b, json_t *record) {
   char *text = record ? json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
   lev_status st = text ? LEV_OK : lev_fail(LEV_ERR_NOMEM, "no memory for a record");
   if (text && b->options->json) fprintf(b->options->out, "%s\n", text);
-  if (text && b->options->results) {
-    FILE *file = fopen(b->options->results, "a");
-    bool wrong = !file || fprintf(file, "%s\n", text) < 0;
-    if (file) wrong |= fclose(file) != 0;
-    if (wrong) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", b->options->results, strerror(errno));
-  }
+  if (text && b->options->results) st = append(b->options, text);
   fflush(b->options->out); /* a run that is killed later leaves what it measured */
   free(text);
   json_decref(record);

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/checkpoint/file.h"
 #include "harness/cli/verbs.h"
 #include "harness/data/tokenize.h"
 
 static const char help[] =
-    "levee tokenize TEXT --output PREFIX [options]\n"
+    "levee tokenize TEXT --output PREFIX [options]: text to PREFIX.train.*, for --data.train=PREFIX.train\n"
+    "  --output PREFIX    its folder is made if need be\n"
     "  --train-bpe V      learn a byte-level BPE of V entries on the training part; writes PREFIX.tokenizer.json\n"
     "  --tokenizer FILE   apply a Hugging Face tokenizer.json; without either, tokens are bytes\n"
     "  --holdout F        share of the text at its end that goes to PREFIX.valid.*, the rest to PREFIX.train.*\n"
@@ -63,6 +65,18 @@ static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
   return LEV_OK;
 }
 
+/* The folder of the output, before any work is done for it. */
+static lev_status make_folder(const char *output) {
+  char folder[1024];
+  const char *end = strrchr(output, '/');
+  if (!end || end == output) return LEV_OK;
+  size_t n = (size_t)(end - output);
+  if (n >= sizeof folder) return lev_fail(LEV_ERR_ARG, "--output of %zu bytes is too long", strlen(output));
+  memcpy(folder, output, n);
+  folder[n] = '\0';
+  return lev_make_dir(folder, NULL);
+}
+
 int lev_verb_tokenize(int argc, char **argv) {
   lev_tokenize_options options = {0};
   lev_tokenize_report report = {0};
@@ -71,6 +85,7 @@ int lev_verb_tokenize(int argc, char **argv) {
     return 0;
   }
   lev_status st = parse(argc, argv, &options);
+  if (st == LEV_OK) st = make_folder(options.output);
   if (st == LEV_OK) st = lev_tokenize(&options, &report);
   if (st != LEV_OK) return lev_verb_failed("tokenize", st);
   int64_t tokens = report.train_tokens + report.valid_tokens, bytes = report.train_bytes + report.valid_bytes;

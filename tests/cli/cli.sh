@@ -79,6 +79,15 @@ missing_input() {
   expect_exit "$code" "$levee" train "$work/tiny.toml" --run.folder="$work/x" "$@" && grep -q "$text" "$work/err" &&
     ! [ -s "$work/out" ]
 }
+bench_unwritable() {
+  expect_exit 8 "$levee" bench gemm.square --backend cpu --results "$work/none/b.jsonl" && ! [ -s "$work/out" ]
+}
+check "bench: results that cannot be written are said before measuring" bench_unwritable
+check "tokenize makes the folder of its output" "$levee" tokenize "$work/text.txt" --output "$work/new/folder/t"
+tokenize_unwritable() {
+  expect_exit 8 "$levee" tokenize "$work/none.txt" --output "$work/text.txt/t" && grep -q "text.txt.*Not a directory" "$work/err"
+}
+check "tokenize: a folder that cannot be made is said first" tokenize_unwritable
 check "missing tokens" missing_input 8 "cannot open $work/nothing.idx" --data.train="$work/nothing"
 check "missing held-out tokens" missing_input 8 "cannot open $work/nothing.idx" --data.valid="$work/nothing"
 check "too few tokens" missing_input 2 "training at context" --train.context=100000
