@@ -27,7 +27,9 @@ lev_status lev_local_cuda_open(lev_local_comm *c) {
 lev_status lev_local_cuda_connect(lev_local_comm *c) {
   for (int r = 0; r < c->base.size; ++r) {
     const lev_local_comm *peer = c->group->host_lane.slots[r];
-    LEV_TRY(lev_cuda_reach(c->base.device, peer->base.device->config.index));
+    int gpu = peer->base.device->config.index;
+    LEV_TRY(lev_cuda_reach(c->base.device, gpu));
+    if (gpu != c->base.device->config.index && gpu < 64) c->other_gpus |= (uint64_t)1 << gpu;
   }
   return LEV_OK;
 }
@@ -35,6 +37,10 @@ lev_status lev_local_cuda_connect(lev_local_comm *c) {
 /* A peer that has parted may still be enqueueing its wait for this member's events. */
 void lev_local_cuda_close(lev_local_comm *c) {
   while (c->n_passed > 0 && atomic_load(&c->group->n_passed) < c->n_passed * c->base.size) sched_yield();
+  /* What peers have enqueued may still read this member's memory, which its owner gives back next. On one GPU giving
+   * back waits for that; work of another GPU must be waited for here. */
+  for (int gpu = 0; gpu < 64 && c->n_passed > 0; ++gpu)
+    if (c->other_gpus >> gpu & 1) lev_cuda_drain(c->base.device, gpu);
   lev_event_destroy(c->ready);
   lev_event_destroy(c->done);
 }

@@ -60,6 +60,7 @@ typedef struct lev_local_comm {
   /* cuda only */
   lev_event *ready, *done; /* this member's stream has come to the call; has made its copies */
   int64_t n_passed;        /* calls that got through */
+  uint64_t other_gpus;     /* those of the peers, a bit each */
 } lev_local_comm;
 
 /* Arrives with `mine` and waits for all members. `what` names the call in messages. Errors: LEV_ERR_ABORTED,

@@ -22,6 +22,8 @@ lev_status lev_cuda_stream_status(lev_stream *stream);
 LEV_MUST_CHECK lev_status lev_cuda_wait_peer(lev_stream *stream, const lev_event *event);
 /* Lets kernels of `device` read and write the memory of GPU `peer`. Errors: LEV_ERR_UNSUPPORTED. */
 LEV_MUST_CHECK lev_status lev_cuda_reach(lev_device *device, int peer);
+/* Waits until GPU `peer` has done all that was enqueued on it, if it is another than the device's. */
+void lev_cuda_drain(lev_device *device, int peer);
 
 #ifdef __cplusplus
 }

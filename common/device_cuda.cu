@@ -401,6 +401,13 @@ lev_status lev_cuda_reach(lev_device *device, int peer) {
   return LEV_OK;
 }
 
+void lev_cuda_drain(lev_device *device, int peer) {
+  if (peer == device->config.index) return;
+  if (cudaSetDevice(peer) == cudaSuccess) (void)cudaDeviceSynchronize();
+  (void)cudaSetDevice(device->config.index);
+  (void)cudaGetLastError(); /* failures show on the streams concerned */
+}
+
 extern "C" const lev_device_ops lev_device_cuda_ops = {
     .count = cuda_count,
     .device_bytes = sizeof(cuda_device),

@@ -85,6 +85,7 @@ static lev_status check_groups(const lev_gemm_grouped_args *a) {
   if (a->gemm.trans_a != depth || (depth && a->gemm.trans_b))
     return lev_fail(LEV_ERR_ARG, "grouped gemm by %s: trans_a must be %s%s", depth ? "depth" : "rows",
                     depth ? "set" : "unset", depth ? " and trans_b unset" : "");
+  if (a->gemm.add) return lev_fail(LEV_ERR_ARG, "grouped gemm: `add` is for single products");
   for (int64_t g = 0; g < a->groups; ++g) {
     if (a->first[g] < 0 || a->rows[g] < 0)
       return lev_fail(LEV_ERR_ARG, "grouped gemm: group %lld has %lld rows from row %lld on", (long long)g,

@@ -57,7 +57,7 @@ typedef struct lev_gemm_grouped_args {
  * On cuda one launch per 64 groups with rows computes bf16 operands into bf16 (beta = 0) or f32 (beta = 0 or 1) if
  * alpha = 1, n and k (m by depth) are multiples of 8 and every matrix starts on 16 bytes and has rows of whole 16 bytes.
  * Else every group is a product of its own. Errors: as lev_gemm; LEV_ERR_ARG (NULL arrays, negative rows,
- * trans_a by rows, no trans_a or trans_b by depth). */
+ * trans_a by rows, no trans_a or trans_b by depth, `add`). */
 LEV_MUST_CHECK lev_status lev_gemm_grouped(lev_stream *stream, const lev_gemm_grouped_args *args);
 
 /* The same product, run at once on the calling thread: for use inside cpu kernels (blocked attention and the like).

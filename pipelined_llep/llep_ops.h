@@ -12,6 +12,10 @@
 extern "C" {
 #endif
 
+/* Kernels on a GPU keep two numbers per expert and lent slot in a multiprocessor's shared memory. */
+#define LLEP_GPU_SHARED (200 << 10)
+#define LLEP_GPU_COLUMNS (LLEP_GPU_SHARED / (2 * (int)sizeof(int32_t)))
+
 /* A device counts routes in `parts` consecutive parts at once: `seen` [parts, E] is scratch of a row for each. */
 
 /* counts [E + 1] of this rank's ids. */

@@ -13,7 +13,7 @@ namespace {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr size_t kSharedMost = 200 << 10;
+constexpr size_t kSharedMost = LLEP_GPU_SHARED;
 constexpr int64_t kNumberBlocks = 264; /* two per multiprocessor */
 
 /* ---- ranking ---- */

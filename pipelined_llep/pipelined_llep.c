@@ -84,11 +84,27 @@ static lev_status check_schedule(int ranks, const llep_config *c) {
   return LEV_OK;
 }
 
+/* Slots for lent experts on each rank. */
+static int64_t slots_of(int ranks, const llep_config *c) {
+  if (c->schedule == LLEP_PLAIN || ranks == 1 || c->foreign_slots < 0) return 0;
+  return c->foreign_slots > 0 ? c->foreign_slots : lev_max_i64(1, lev_ceil_div(c->experts, ranks) / 2);
+}
+
+static lev_status check_gpu(int ranks, const llep_config *c) {
+  int64_t slots = slots_of(ranks, c), columns = c->experts + ranks * slots;
+  if (columns <= LLEP_GPU_COLUMNS) return LEV_OK;
+  return lev_fail(LEV_ERR_CONFIG,
+                  "%lld experts and %d x %lld slots for lent ones: kernels on a GPU hold the counts of %d together; fewer "
+                  "foreign_slots (-1: none) would do, or fewer experts",
+                  (long long)c->experts, ranks, (long long)slots, LLEP_GPU_COLUMNS);
+}
+
 lev_status llep_supports(lev_backend backend, int ranks, const llep_config *config) {
   if (backend != LEV_BACKEND_CPU && backend != LEV_BACKEND_CUDA && backend != LEV_BACKEND_DRY)
     return lev_fail(LEV_ERR_CONFIG, "unknown backend %d", (int)backend);
   LEV_TRY(check_shape(ranks, config));
-  return check_schedule(ranks, config);
+  LEV_TRY(check_schedule(ranks, config));
+  return backend == LEV_BACKEND_CUDA ? check_gpu(ranks, config) : LEV_OK;
 }
 
 /* ---- sizes ---- */
@@ -117,9 +133,7 @@ static int64_t block_count(int ranks, const llep_config *c, int64_t chunk_rows) 
 
 static void fill_sizes(int ranks, const llep_config *c, int64_t chunk_rows, llep_sizes *z) {
   bool plain = c->schedule == LLEP_PLAIN;
-  int64_t own = lev_ceil_div(c->experts, ranks), slots = c->foreign_slots;
-  if (slots == 0) slots = lev_max_i64(1, own / 2);
-  if (slots < 0 || plain || ranks == 1) slots = 0;
+  int64_t own = lev_ceil_div(c->experts, ranks), slots = slots_of(ranks, c);
   *z = (llep_sizes){.rules = {ranks, c->experts, slots, c->alpha, c->gate, c->min_rows}};
   z->send_rows = plain ? c->max_tokens * c->top_k : lev_min_i64(chunk_rows, c->max_tokens * c->top_k);
   z->recv_rows = chunk_rows;
@@ -363,7 +377,7 @@ static lev_status make_streams(llep_plan *p) {
 }
 
 static lev_status make(llep_plan *p, const llep_config *config) {
-  LEV_TRY(llep_supports(lev_device_backend(p->device), lev_comm_size(p->out), config));
+  LEV_TRY(llep_supports(lev_device_target(p->device), lev_comm_size(p->out), config));
   p->cfg = with_tile(config, lev_device_target(p->device));
   LEV_TRY(choose(lev_comm_size(p->out), &p->cfg, &p->z));
   p->own_experts = lev_part_size(config->experts, p->z.rules.ranks, p->rank);

@@ -14,7 +14,11 @@ failed=
 
 # The cuDNN that PyTorch brings, so that both sides use the same one. For our command only: PyTorch finds its own.
 cudnn=$($python -c "import importlib.util as u; print(list(u.find_spec('nvidia.cudnn').submodule_search_locations)[0] + '/lib')" 2>/dev/null || true)
-ours() { LD_LIBRARY_PATH=${cudnn:+$cudnn:}${LD_LIBRARY_PATH:-} "$levee" bench "$@" --backend cuda || failed="$failed bench:$1"; }
+ours() {
+  LD_LIBRARY_PATH=${cudnn:+$cudnn:}${LD_LIBRARY_PATH:-} "$levee" bench "$@" --backend cuda && return
+  failed="$failed bench:$1"
+  return 1
+}
 peer() { env -u LD_LIBRARY_PATH "$python" "harness/bench/peers/$@" || failed="$failed $1"; }
 
 # SECONDS CASE...: these cases on both sides, never one side against an older record of the other.

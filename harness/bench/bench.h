@@ -53,7 +53,7 @@ typedef struct bench_work {
   /* Enqueues the work once on bench_stream(b). What it leaves on that stream is what is timed, so work of other streams
    * is joined back first. Repetitions find the memory as the one before left it. */
   lev_status (*once)(bench *b, void *ctx);
-  /* The same work by the plain schedule, timed in turn with `once`; NULL = there is none. */
+  /* The same work by the plain schedule, timed after `once` by the same rule; NULL = there is none. */
   lev_status (*plain)(bench *b, void *ctx);
   void *ctx;
   double bytes; /* least bytes that the work must read and write: each input and output once; 0 = not counted */

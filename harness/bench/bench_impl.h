@@ -33,9 +33,6 @@ struct bench {
   uint32_t tensors;
 };
 
-/* Times `once`: fills times[] and *n. Warms up before. */
-LEV_MUST_CHECK lev_status bench_time(bench *b, const bench_work *work, double times[BENCH_REPETITIONS],
-                                     double plain[BENCH_REPETITIONS], int *n);
 LEV_MUST_CHECK lev_status bench_measure_ceilings(bench *b);
 /* Gives back what the case took. */
 void bench_release(bench *b);

@@ -157,20 +157,25 @@ static lev_status warm_up(bench *b, once_fn once, void *ctx, double *seconds) {
   return LEV_OK;
 }
 
-lev_status bench_time(bench *b, const bench_work *work, double times[BENCH_REPETITIONS],
-                      double plain[BENCH_REPETITIONS], int *n) {
-  double first = 0, first_plain = 0, budget = b->options->seconds > 0 ? b->options->seconds : 60;
-  LEV_TRY(warm_up(b, work->once, work->ctx, &first));
-  if (work->plain) LEV_TRY(warm_up(b, work->plain, work->ctx, &first_plain));
-  bool warm = first < BENCH_LONG || (work->plain && first_plain < BENCH_LONG);
-  double fit = budget / fmax(first + first_plain, 1e-9);
+/* Repetitions of one schedule, as many as fit the seconds: back to back, as they would come in training. */
+static lev_status repeat(bench *b, once_fn once, void *ctx, double seconds, double times[BENCH_REPETITIONS], int *n) {
+  double last = 0;
+  LEV_TRY(warm_up(b, once, ctx, &last));
+  double fit = seconds / fmax(last, 1e-9);
   *n = fit < BENCH_LEAST ? BENCH_LEAST : fit > BENCH_REPETITIONS ? BENCH_REPETITIONS : (int)fit;
-  if (!warm) times[0] = first, plain[0] = first_plain;
-  for (int i = warm ? 0 : 1; i < *n; ++i) {
-    LEV_TRY(time_one(b, work->once, work->ctx, &times[i]));
-    if (work->plain) LEV_TRY(time_one(b, work->plain, work->ctx, &plain[i]));
-  }
+  int done = last >= BENCH_LONG; /* one so long counts, instead of warming up */
+  if (done) times[0] = last;
+  for (int i = done; i < *n; ++i) LEV_TRY(time_one(b, once, ctx, &times[i]));
   return LEV_OK;
+}
+
+static lev_status time_both(bench *b, const bench_work *work, double times[BENCH_REPETITIONS], int *n,
+                            double plain[BENCH_REPETITIONS], int *n_plain) {
+  double seconds = b->options->seconds > 0 ? b->options->seconds : 60;
+  if (work->plain) seconds /= 2;
+  *n_plain = 0;
+  LEV_TRY(repeat(b, work->once, work->ctx, seconds, times, n));
+  return work->plain ? repeat(b, work->plain, work->ctx, seconds, plain, n_plain) : LEV_OK;
 }
 
 static int ascending(const void *a, const void *b) {
@@ -217,10 +222,11 @@ lev_status bench_measure(bench *b, const bench_work *work, bench_value value) {
   LEV_TRY(checked(b));
   if (b->measured) return lev_fail(LEV_ERR_MISUSE, "%s was measured before", b->of->name);
   *r = (bench_result){.of = b->of, .work = *work, .unit = units[value]};
-  LEV_TRY(bench_time(b, work, times, plain, &r->repetitions));
+  int n_plain;
+  LEV_TRY(time_both(b, work, times, &r->repetitions, plain, &n_plain));
   r->seconds = median(times, r->repetitions);
   r->low = quantile(times, r->repetitions, 0.1), r->high = quantile(times, r->repetitions, 0.9);
-  if (work->plain) r->plain_seconds = median(plain, r->repetitions);
+  if (work->plain) r->plain_seconds = median(plain, n_plain);
   r->copy_fraction = work->bytes / r->seconds / b->copy_ceiling;
   r->matmul_fraction = work->flops / r->seconds / b->matmul_ceiling;
   r->value = value_of(r, value);
@@ -254,8 +260,8 @@ static lev_status gemm_once(bench *b, void *ctx) {
 /* Rate of a piece of work that is no case. */
 static lev_status ceiling(bench *b, const bench_work *work, double amount, double *out) {
   double times[BENCH_REPETITIONS], plain[BENCH_REPETITIONS];
-  int n;
-  lev_status st = bench_time(b, work, times, plain, &n);
+  int n, n_plain;
+  lev_status st = time_both(b, work, times, &n, plain, &n_plain);
   bench_release(b);
   if (st == LEV_OK) *out = amount / median(times, n);
   return st;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to area modules: each of the five modules alone, bounded and plain timed in turn, both compared first. */
+/* Private to area modules: each of the five modules alone, bounded, then plain, both compared first. */
 #ifndef LEV_HARNESS_BENCH_MODULES_H
 #define LEV_HARNESS_BENCH_MODULES_H
 

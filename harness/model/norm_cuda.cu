@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(threads_of<team>, resident)
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         A x = lev_load(now.x[k].at[i]), g = lev_load(now.dy[k].at[i]) * scale, value = g * w[k][i] - x * pull;
-        dw[k][i] += g * x;
+        if (row < a.rows) dw[k][i] += g * x; /* rows past the end are zeros, whose norm may be infinite */
         if constexpr (accumulate) value += lev_load(now.dx[k].at[i]);
         out.at[i] = lev_store<T>(value);
       }

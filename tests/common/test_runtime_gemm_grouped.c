@@ -314,6 +314,7 @@ T_TEST(runtime_gemm_grouped_errors) {
   T_EXPECT_STATUS(BAD(a.gemm.a = NULL), LEV_ERR_ARG);
   T_EXPECT_STATUS(BAD(a.gemm.c = NULL), LEV_ERR_ARG);
   T_EXPECT_STATUS(BAD(a.gemm.c_type = LEV_F64), LEV_ERR_ARG);
+  T_EXPECT_STATUS(BAD(a.gemm.add = x), LEV_ERR_ARG);
 #undef BAD
   each[1] = NULL;
   T_EXPECT_STATUS(lev_gemm_grouped(r.stream, &good), LEV_ERR_ARG);

@@ -171,6 +171,12 @@ T_TEST(llep_configuration_errors) {
   BAD(schedule = (llep_schedule)5)
   BAD(max_tokens = (int64_t)1 << 40)
 #undef BAD
+  bad = ok, bad.experts = 25600 - 4, bad.foreign_slots = 1;
+  T_EXPECT_OK(llep_supports(LEV_BACKEND_CUDA, 4, &bad));
+  bad.foreign_slots = 2;
+  T_EXPECT_OK(llep_supports(LEV_BACKEND_CPU, 4, &bad));
+  T_EXPECT_STATUS(llep_supports(LEV_BACKEND_CUDA, 4, &bad), LEV_ERR_CONFIG);
+  T_EXPECT_MSG(strstr(lev_detail(), "4 x 2 slots"), "%s", lev_detail());
   bad = ok, bad.chunk_rows = 8;
   T_EXPECT_OK(llep_supports(LEV_BACKEND_CPU, 4, &bad));
 }

@@ -4,14 +4,17 @@ in PyTorch, one after the other on one GPU.
 
     python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE] [--section.key=value ...]
 
-What follows goes to `levee train` (caps, schedules, --profile); such a run is printed, not recorded. Appends
+What follows goes to `levee train` (caps, schedules, --profile); such a run, and one of another --config, is printed, not
+recorded. Appends
 train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to results/train.jsonl: ratios are ours over torch's, so speed above 1
 and peak below 1 are ours. `--optimizer adamw` takes the whole step, ours alone: train.olmoe<K>k.adamw.mfu. It pins
 12 bytes per parameter on the host, asked or not whether they are free: some machines show memory only once it is used.
 
 PyTorch's side is the usual stack: transformers' OlmoeForCausalLM with grouped_mm experts and cuDNN attention, compiled
 decoder layers under gradient checkpointing, the loss in checkpointed chunks of 8,192 tokens, expandable segments. Its
-peak is that of the allocator (weights and gradients included, the context not); ours is the whole device slab.
+peak is that of the allocator (weights and gradients included, the context not); ours is the whole device slab. Gradient
+checkpointing runs the attention of each layer twice; ours keeps its output on the host (memory.sco_keep_attention) and
+runs it once: a tenth of PyTorch's step at 32,768 tokens. `--memory.sco_keep_attention=false` shows ours without that.
 
 MFU counts 6 x 1.28e9 + 3 x 16 x 2 x 2048 x S operations per token over 989e12 per second, for both.
 """
@@ -23,6 +26,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import argparse
 import importlib.util
 import json
+import math
 import pathlib
 import random
 import statistics
@@ -96,6 +100,9 @@ def run_levee(words, folder):
         sys.exit(f"planned {memory['planned_bytes']} bytes, measured {memory['peak_bytes']}")
     if used > memory["planned_bytes"] + CONTEXT:
         sys.exit(f"planned {memory['planned_bytes']} bytes and {CONTEXT} for the context, the driver counts {used}")
+    for s in steps:  # of random tokens: near the logarithm of the vocabulary
+        if s["loss"] is None or abs(s["loss"] - math.log(VOCAB)) > 1 or s["skipped"]:
+            sys.exit(f"step {s['step']}: loss {s['loss']}, skipped {s['skipped']}; {math.log(VOCAB):.2f} is expected")
     seconds = statistics.median(s["step_seconds"] for s in steps[1:])
     print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
           f"{mfu(words.context, words.context / seconds):.3f}, planned = measured {memory['peak_bytes'] / 2**30:.2f} GiB, "
@@ -175,8 +182,8 @@ def record(words, what, value, unit, **more):
     }
     part = "" if words.optimizer == "none" else f"{words.optimizer}."
     name = f"train.olmoe{words.context // 1024}k.{part}{what}"
-    print(f"{name} {value:.4g} {unit}" + (" (other settings: not recorded)" if words.rest else ""))
-    if words.rest:
+    print(f"{name} {value:.4g} {unit}" + ("" if words.recorded else " (other settings: not recorded)"))
+    if not words.recorded:
         return
     peer.append({"case": name, "value": value, "unit": unit, **more}, like)
 
@@ -193,6 +200,9 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="levee's own output too")
     parser.add_argument("--skip-torch", action="store_true", help="our side alone: prints, records only the MFU")
     words, words.rest = parser.parse_known_args()
+    words.recorded = not words.rest and words.config == str(CONFIG)
+    if words.context % 1024 != 0:
+        parser.error(f"--context {words.context}: records are named by multiples of 1024 tokens")
     with tempfile.TemporaryDirectory() as folder:
         ours, our_peak, used = run_levee(words, folder)
     rate = words.context / ours

@@ -6,8 +6,8 @@
     ms = peer.time_ms(lambda: torch.matmul(a, b))
     peer.report(ours, ms)                       # prints the ratio, appends gemm.square.vs_torch
 
-Both sides are on one machine: a record of another device is refused. Results are read from and appended to
-harness/bench/results/<area>.jsonl, or the file that --results names.
+Both sides are on one machine, one after the other: a record of another device, or of more than an hour ago, is refused.
+Results are read from and appended to harness/bench/results/<area>.jsonl, or the file that --results names.
 """
 
 import datetime
@@ -50,13 +50,18 @@ def device_name():
 
 
 def newest(case, device=None):
-    """The newest record of the case, by its time, that this device made."""
+    """The newest record of the case, by its time, that this device made within the hour."""
     device = device or device_name()
     path = results_file(case)
     found = [r for r in records(path) if r.get("case") == case and r.get("device") == device]
     if not found:
         sys.exit(f"{path} has no record of {case} on {device}; run: levee bench {case} --results {path}")
-    return max(enumerate(found), key=lambda r: (r[1]["time"], r[0]))[1]
+    best = max(enumerate(found), key=lambda r: (r[1]["time"], r[0]))[1]
+    made = datetime.datetime.strptime(best["time"], "%Y-%m-%dT%H:%M:%S%z")
+    if datetime.datetime.now(datetime.timezone.utc) - made > datetime.timedelta(hours=1):
+        sys.exit(f"the record of {case} in {path} is of {best['time']}: run levee bench {case} --results {path} again, just "
+                 "before its peer")
+    return best
 
 
 def time_ms(work, seconds=60.0, repetitions=20, least=3):
