@@ -305,7 +305,7 @@ template <class T> lev_status norm_blocks(const oadamw_norm_args *a, cudaStream_
   if (aligned && a->count >= OADAMW_NORM_BLOCK) {
     int64_t whole = a->count / OADAMW_NORM_BLOCK;
     auto kernel = norm_whole_kernel<T>;
-    LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, norm_tile<T>::bytes));
+    LEV_TRY(lev_allow_shared(kernel));
     kernel<<<(unsigned)lev_ceil_div(whole, per_block), kNormThreads, norm_tile<T>::bytes, stream>>>((const T *)a->grads,
                                                                                                     whole, a->scratch);
     LEV_TRY(lev_cuda_launched("oadamw.norm_blocks"));

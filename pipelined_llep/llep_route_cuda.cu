@@ -110,9 +110,7 @@ lev_status too_wide(const char *what, int64_t width) {
                   (long long)width);
 }
 template <class Kernel> lev_status let_use(Kernel *kernel, size_t bytes) {
-  if (bytes <= 48 << 10) return LEV_OK;
-  LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-  return LEV_OK;
+  return bytes <= 48 << 10 ? LEV_OK : lev_allow_shared(kernel);
 }
 
 /* ---- counts per part ---- */

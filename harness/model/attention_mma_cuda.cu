@@ -468,7 +468,7 @@ template <int D> __global__ void __launch_bounds__(kThreads) backward_keys(attn_
 template <class Kernel, class Args>
 lev_status start(Kernel *kernel, const Args &args, int64_t blocks, int64_t heads, size_t bytes, cudaStream_t stream) {
   if (blocks == 0 || heads == 0) return LEV_OK;
-  LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+  LEV_TRY(lev_allow_shared(kernel));
   kernel<<<dim3((unsigned)blocks, (unsigned)heads), kThreads, bytes, stream>>>(args);
   return lev_cuda_launched("attention");
 }

@@ -168,8 +168,8 @@ template <class T> int lanes_of(const lev_qk_args *a, const void *p, const void 
 }
 
 /* Grids are as many blocks as are resident: each goes through its rows. So many must find room. */
-template <class K> lev_status use_memory(K kernel, size_t bytes) {
-  LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+template <class K> lev_status use_memory(K kernel) {
+  LEV_TRY(lev_allow_shared(kernel));
   LEV_CUDA_TRY(
       cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   return LEV_OK;
@@ -180,7 +180,7 @@ lev_status launch_forward(const qk_job &j, cudaStream_t stream) {
   using memory = shared_memory<T, team, threads, most, depth, 1>;
   auto kernel = forward_packed<T, team, threads, most, depth, resident, norm>;
   size_t bytes = memory::bytes(j.a);
-  LEV_TRY(use_memory(kernel, bytes));
+  LEV_TRY(use_memory(kernel));
   kernel<<<blocks_for(j.a.rows, memory::teams, kMultiprocessors * resident), threads, bytes, stream>>>(j);
   return lev_cuda_launched("model.qk");
 }
@@ -209,7 +209,7 @@ lev_status launch_heads(const qk_job &j, int64_t parts, unsigned *blocks, cudaSt
   using memory = shared_memory<T, 32, threads, most, depth, norm != LEV_QK_NORM_NONE || clipped ? 2 : 1>;
   auto kernel = backward_heads<T, threads, most, depth, resident, norm, clipped>;
   size_t bytes = memory::bytes(j.a);
-  LEV_TRY(use_memory(kernel, bytes));
+  LEV_TRY(use_memory(kernel));
   *blocks = blocks_for(j.a.rows, memory::teams, lev_min_i64(parts, kMultiprocessors * resident));
   kernel<<<*blocks, threads, bytes, stream>>>(j, (lev_arith<T> *)j.a.scratch);
   return lev_cuda_launched("model.qk_backward");
@@ -222,7 +222,7 @@ lev_status launch_full(const qk_job &j, int64_t parts, unsigned *blocks, cudaStr
   auto kernel = j.a.clip > 0 ? backward_full<T, team, threads, most, depth, resident, true>
                              : backward_full<T, team, threads, most, depth, resident, false>;
   size_t bytes = memory::bytes(j.a);
-  LEV_TRY(use_memory(kernel, bytes));
+  LEV_TRY(use_memory(kernel));
   *blocks = blocks_for(j.a.rows, memory::teams, lev_min_i64(parts, kMultiprocessors * resident));
   kernel<<<*blocks, threads, bytes, stream>>>(j, (lev_arith<T> *)j.a.scratch);
   return lev_cuda_launched("model.qk_backward");

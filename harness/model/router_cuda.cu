@@ -244,9 +244,7 @@ __global__ void __launch_bounds__(kMostWarps * 32) forward_kernel(const lev_rout
 template <class F> lev_status shape(F kernel, size_t one_warp, int *warps, size_t *bytes) {
   *warps = (int)lev_max_i64(1, lev_min_i64(kMostWarps, (int64_t)(kSharedWanted / (one_warp ? one_warp : 1))));
   *bytes = one_warp * (size_t)*warps;
-  if (*bytes > kSharedWanted)
-    LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)*bytes));
-  return LEV_OK;
+  return *bytes > kSharedWanted ? lev_allow_shared(kernel) : LEV_OK;
 }
 
 template <class A> lev_status forward(const lev_router_args *a, cudaStream_t stream) {
