@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # measure.sh [GROUP ...]: every published figure again, on this machine's GPU: runs `levee bench` and the PyTorch peers of each group
-# and appends the records to harness/bench/results/. Groups: kernels gemm grouped attn attn1m modules olmoe (default: all but
-# attn1m, which takes minutes). Needs a build with CUDA, and PyTorch for the peers; LEVEE names the command (build/levee).
+# and appends the records to harness/bench/results/. Groups: kernels gemm grouped attn attn1m modules olmoe olmoe128k (default: all
+# but attn1m and olmoe128k). Needs a build with CUDA, and PyTorch for the peers; LEVEE names the command (build/levee).
 #
 # A group that fails is said at the end; the others still run. Tables: python3 harness/bench/table.py [AREA ...]
 set -u
@@ -37,15 +37,20 @@ group() {
   attn1m) attention 1 attn.fwdbwd.1048576 attn.fwdbwd.1048576.gqa attn.fwdbwd.1048576.h16 ;;
   modules) ours modules --results $results/modules.jsonl && peer linear_xent.py ;;
   olmoe) peer olmoe.py --levee "$levee" && peer olmoe.py --levee "$levee" --optimizer adamw ;;
-  *)
-    echo "measure.sh: no group $1; there are kernels gemm grouped attn attn1m modules olmoe" >&2
-    exit 2
-    ;;
+  olmoe128k) peer olmoe.py --levee "$levee" --context 131072 --skip-torch ;;
   esac
 }
 
-mkdir -p $results
+stop() { echo "measure.sh: $1" >&2; exit 2; }
+known=" kernels gemm grouped attn attn1m modules olmoe olmoe128k "
 [ $# -gt 0 ] || set -- kernels gemm grouped attn modules olmoe
+for g in "$@"; do
+  case $known in *" $g "*) ;; *) stop "no group $g; there are$known" ;; esac
+done
+[ -x "$levee" ] || stop "no command $levee; make builds it, LEVEE=path names another"
+"$levee" bench gemm.square --backend cuda --seconds 0.01 >/dev/null || stop "$levee cannot use a GPU here"
+[ "$*" = kernels ] || $python -c "import torch" 2>/dev/null || stop "$python has no PyTorch for the peers; PYTHON=path names another"
+mkdir -p $results
 for g in "$@"; do
   echo "== $g ($(date +%T))"
   group "$g"

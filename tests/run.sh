@@ -85,6 +85,7 @@ for program in "$@"; do
   else
     [ -n "${T_VERBOSE:-}" ] && cat "$log"
     echo "ok $program: $passed passed, $skipped skipped ($seconds s)"
+    awk '/^- /{name=$2} /^  skipped:/{print "   " name ":" $0}' "$log"
   fi
   total_passed=$((total_passed + passed))
   total_failed=$((total_failed + failed))

@@ -11,7 +11,9 @@ set -u
 folder=$1
 shift
 [ $# -gt 0 ] || set -- memcheck racecheck initcheck synccheck
+PATH=$PATH:/usr/local/cuda/bin
 sanitizer=${T_SANITIZER:-compute-sanitizer}
+command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || { echo "sanitize.sh: no GPU here" >&2; exit 2; }
 command -v "$sanitizer" >/dev/null || { echo "sanitize.sh: no $sanitizer here; it comes with the CUDA toolkit" >&2; exit 2; }
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT

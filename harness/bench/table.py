@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 
+AREAS = ("kernels", "gemm", "grouped", "attn", "modules", "train")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
 
@@ -74,6 +75,9 @@ def fold(rows):
 
 
 def table(names):
+    for name in names:
+        if not (RESULTS / f"{name.split('.')[0]}.jsonl").exists() and name.split(".")[0] not in AREAS:
+            sys.exit(f"no area {name}; there are {' '.join(AREAS)}")
     rows = select(names)
     if not rows:
         return "No record yet.\n"

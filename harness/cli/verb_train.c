@@ -151,7 +151,7 @@ static lev_status on_started(void *ctx, int64_t first_step) {
   char path[1024];
   t->first_step = first_step;
   if (first_step > t->config.train.steps)
-    printf("nothing left to do: %lld of %lld steps are done\n", (long long)(first_step - 1),
+    printf("nothing left to do: %lld of %lld steps are done; --checkpoint.resume=false starts over\n", (long long)(first_step - 1),
            (long long)t->config.train.steps);
   else if (first_step > 1)
     printf("resumed: step %lld is next\n", (long long)first_step);
