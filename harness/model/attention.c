@@ -13,11 +13,13 @@
 #define BLOCK_ROWS 256   /* chosen query block: at most this many rows (tokens x heads per key head) ... */
 #define BLOCK_TOKENS 128 /* ... and tokens: longer blocks waste more on the diagonal */
 #define BLOCK_KEYS 256
-#define CUDA_DIM 640                  /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
-#define CUDA_DIM_F64 320              /* the same for f64 */
-#define GROUPS 2                      /* groups of key heads whose gradients travel separately */
-#define LIBRARY_DIM 256               /* largest head size that cuDNN takes, in steps of 8 */
-#define LIBRARY_TOKENS 1024           /* ATTN_AUTO: shares below this are left to our own kernels */
+#define CUDA_DIM 640                      /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
+#define CUDA_DIM_F64 320                  /* the same for f64 */
+#define GROUPS 2                          /* groups of key heads whose gradients travel separately */
+#define LIBRARY_DIM 256                   /* largest head size that cuDNN takes, in steps of 8 */
+#define LIBRARY_TOKENS 1024               /* ATTN_AUTO: shares below this are left to our own kernels ... */
+#define LIBRARY_PAIRS ((double)(1 << 20)) /* ... and packings with fewer pairs of query and key per call of cuDNN */
+#define PACKED_DIM 16                 /* packed documents: heads in steps of this (others gave a wrong dq on an H200) */
 #define WORKSPACE ((size_t)256 << 20) /* beyond, larger blocks gain nothing (H200) */
 
 struct attn_plan {
@@ -40,6 +42,8 @@ struct attn_plan {
   attn_cut cut[ATTN_PHASES]; /* cuDNN's blocks of heads; kv_heads = 0: not used */
   size_t workspace_bytes[ATTN_PHASES];
   attn_cudnn *library; /* NULL: our own kernels */
+  int64_t documents;   /* of one call of cuDNN; 0: it takes no packed documents */
+  bool last_library;   /* what the last call took */
 };
 
 /* ---- shards ---- */
@@ -197,12 +201,18 @@ static int ring_groups(int ranks, const attn_config *c) {
   return ranks <= 1 ? 1 : (int)lev_min_i64(GROUPS, c->kv_heads);
 }
 
+/* Packed documents that one call of cuDNN takes under a configuration. */
+static int64_t documents_of(int ranks, const attn_config *c) {
+  return c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0 ? ATTN_DOCUMENTS : 0;
+}
+
 /* The blocks of heads of a phase under a cap, or the least ones; `bytes` is what they take. */
 static attn_cut cut_of(int ranks, const attn_config *c, attn_phase phase, size_t cap, size_t *bytes) {
   attn_room_shape s = {.per_key = c->heads / c->kv_heads,
                        .queries = c->max_tokens,
                        .keys = c->max_tokens,
                        .dim = c->head_dim,
+                       .documents = documents_of(ranks, c),
                        .backward = phase == ATTN_BACKWARD,
                        .ring = ranks > 1};
   /* In backward a block lies within each group of key heads, and those are halves of G. */
@@ -246,6 +256,7 @@ static lev_status prepare_library(const attn_plan *p) {
                           .queries = n,
                           .keys = n,
                           .dim = d,
+                          .documents = p->documents,
                           .causal = 1,
                           .backward = phase == ATTN_BACKWARD,
                           .q = q,
@@ -256,6 +267,11 @@ static lev_status prepare_library(const attn_plan *p) {
                           .dk = k,
                           .dv = k};
     if (passes) s.q.head = s.o.head = s.dq.head = c->heads / c->kv_heads * d, s.dk = s.dv = (attn_layout){d, n * d};
+    if (p->documents > 0) {
+      s.lse = (attn_layout){c->heads, s.q.head / d};
+      if (phase == ATTN_BACKWARD) s.q = s.dq = (attn_layout){s.heads * d, d};
+      if (passes) s.k = s.v = s.dk = s.dv = (attn_layout){s.kv_heads * d, d};
+    }
     if (phase == ATTN_FORWARD) s.dq = s.dk = s.dv = (attn_layout){0, 0};
     LEV_TRY(attn_cudnn_prepare(p->library, &s));
   }
@@ -287,6 +303,10 @@ static lev_status open_library(attn_plan *p) {
 }
 #endif
 
+bool attn_plan_through_library(const attn_plan *plan) {
+  return plan->last_library;
+}
+
 const char *attn_plan_kernels(const attn_plan *plan) {
 #ifdef LEV_HAVE_CUDA
   if (plan->library) return attn_cudnn_name(plan->library);
@@ -313,6 +333,7 @@ lev_status attn_plan_create(lev_device *device, lev_comm *context_comm, const at
   p->arith = lev_dtype_arith(config->dtype);
   p->t_bytes = lev_dtype_bytes(config->dtype);
   p->a_bytes = lev_dtype_bytes(p->arith);
+  p->documents = documents_of(p->size, config);
   lev_status st = plan_library(p);
   if (st == LEV_OK) st = plan_streams(p);
 #ifdef LEV_HAVE_CUDA
@@ -414,23 +435,43 @@ static bool on_16(const void *address, int64_t stride) {
   return (uintptr_t)address % 16 == 0 && stride % 8 == 0;
 }
 
+/* Whether packed documents go through the library: where nothing else was asked for, only if the calls that they take
+ * are worth it. */
+static lev_status documents_fit(const ring_run *run, bool *fit) {
+  const attn_plan *p = run->p;
+  attn_packing packing;
+  bool all_heads = p->cut[ATTN_FORWARD].kv_heads == p->config.kv_heads; /* forward in blocks: not tried on a GPU */
+  *fit = p->documents > 0 && run->step.documents && all_heads;
+  if (!*fit) return LEV_OK;
+  LEV_TRY(attn_packing_of(run->step.documents, run->seq_len, &packing));
+  double calls = (double)lev_ceil_div(packing.documents, p->documents);
+  *fit = p->config.route == ATTN_CUDNN || calls <= 1 || packing.pairs >= LIBRARY_PAIRS * calls;
+  return LEV_OK;
+}
+
 /* Whether the library takes a call; the same for all its hops. Outputs of forward are dense and aligned. */
-static bool library_takes(const ring_run *run) {
+static lev_status library_takes(const ring_run *run, bool *takes) {
   const attn_plan *p = run->p;
   const attn_step *s = &run->step;
   int64_t least = p->size == 1 ? 2 : 4 * (int64_t)p->size; /* two tokens in each piece of a ring */
-  return p->library && run->seq_len >= least && !s->doc_begin && (s->window == 0 || p->size == 1) &&
-         on_16(s->q, s->q_stride) && on_16(run->own.k, run->own.k_row) && on_16(run->own.v, run->own.v_row);
+  *takes = p->library && run->seq_len >= least && (s->window == 0 || p->size == 1) && on_16(s->q, s->q_stride) &&
+           on_16(run->own.k, run->own.k_row) && on_16(run->own.v, run->own.v_row);
+  return *takes && s->doc_begin ? documents_fit(run, takes) : LEV_OK;
 }
 
 static lev_status ring_start(ring_run *run, bool aligned) {
   attn_plan *p = run->p;
   const attn_config *c = &p->config;
+  bool takes;
+  LEV_TRY(library_takes(run, &takes));
   run->step.shape = p->shape;
   run->step.scratch = p->scratch;
   run->step.workspace = p->workspace;
   run->step.forward_cut = p->cut[ATTN_FORWARD], run->step.backward_cut = p->cut[ATTN_BACKWARD];
-  run->step.library = aligned && library_takes(run) ? p->library : NULL;
+  run->step.longest = c->max_tokens;
+  run->step.library = aligned && takes ? p->library : NULL;
+  if (!run->step.library || !run->step.doc_begin) run->step.documents = NULL;
+  p->last_library = run->step.library != NULL;
   attn_shard_ranges(run->seq_len, p->size, p->rank, run->step.q_range);
   if (p->size == 1) return LEV_OK;
   attn_chunk_args pack = {.dtype = c->dtype,
@@ -486,6 +527,7 @@ lev_status attn_forward(attn_plan *p, const attn_forward_args *args, lev_stream 
   }
   ring_run run = {.p = p, .stream = stream, .seq_len = a.seq_len};
   run.step = (attn_step){.window = a.window, .q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
+  run.step.documents = a.doc_begin_host;
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
   LEV_TRY(ring_start(&run, on_16(a.o, 0)));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
@@ -549,6 +591,15 @@ static lev_status backward_check(const attn_plan *p, attn_backward_args *a) {
   return check_dense(a->d_o, "d_o");
 }
 
+/* Whether dk and dv lie as the library wants them with documents, or are copied there. */
+static bool rows_alike(const attn_plan *p, const attn_backward_args *a) {
+  const attn_config *c = &p->config;
+  int64_t group = c->heads / c->kv_heads, dense = c->kv_heads * c->head_dim;
+  if (p->cut[ATTN_BACKWARD].per_key < group) return true;
+  return a->dk_stride == a->k_stride && a->dv_stride == a->v_stride &&
+         (group == 1 || (a->dk_stride == dense && a->dv_stride == dense));
+}
+
 lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_stream *stream) {
   if (!p || !args) return lev_fail(LEV_ERR_ARG, "attention: no plan or no arguments");
   LEV_TRY(check_call(p, ATTN_BACKWARD, args->seq_len, args->window, stream));
@@ -559,13 +610,14 @@ lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_strea
   attn_rows grads = {a.dk, a.dv, a.dk_stride, a.dv_stride, c->head_dim};
   ring_run run = {.p = p, .stream = stream, .seq_len = a.seq_len};
   run.step = (attn_step){.window = a.window, .q = a.q, .q_stride = a.q_stride, .doc_begin = a.doc_begin};
+  run.step.documents = a.doc_begin_host;
   run.own = (attn_rows){(void *)(uintptr_t)a.k, (void *)(uintptr_t)a.v, a.k_stride, a.v_stride, c->head_dim};
   attn_backward_step b = {.o = a.o, .lse = a.lse, .d_o = a.d_o, .dq = a.dq, .dq_stride = a.dq_stride};
   b.acc = p->acc ? p->acc : a.dq;
   b.acc_stride = p->acc ? c->heads * c->head_dim : a.dq_stride;
   b.dkv_rounded = p->size == 1 && !p->dkv[0];
   LEV_TRY(ring_start(&run, on_16(a.o, 0) && on_16(a.d_o, 0) && on_16(a.dq, a.dq_stride) && on_16(a.dk, a.dk_stride) &&
-                               on_16(a.dv, a.dv_stride)));
+                               on_16(a.dv, a.dv_stride) && (!a.doc_begin || rows_alike(p, &a))));
   for (run.hop = 0; run.hop < p->size; ++run.hop) {
     LEV_TRY(ring_hop(&run, false));
     b.step = run.step;

@@ -31,11 +31,15 @@
  *   - backward: 256 + 8 h N + 4 h N d, and 4 h N d where r > 1; 4 n N d where D > 1 or r < R; 8 n N d where both D = 1
  *     and r < R
  * r is R, or 1 where that does not fit; n is the largest divisor of G (in backward with D > 1: of both halves of the
- * key heads) that fits. The library is loaded when the plan is made, from libcudnn.so.9; releases before 9.15.1 are
- * refused. Its own scratch is planned by formula, so a plan on a machine without it counts the same bytes; a larger
- * demand is LEV_ERR_CAPACITY, when the plan is made or, for other lengths and on a ring, at the first such call. Calls
- * that the library does not take go to our own kernels: packed documents, a window with D > 1, pieces of fewer than two
- * tokens, rows off 16-byte boundaries.
+ * key heads) that fits. For packed documents (config.packed, D = 1, d in steps of 16) the 256 are 154,880 instead, and
+ * backward takes 4 h N d more, and 4 n N d where r < R; there, with R > 1, n = G and r = R, or both are 1. The library
+ * then works on up to 256 documents at a time, wherever they lie, and the cost is that of their own lengths. The
+ * library is loaded when the plan is made, from libcudnn.so.9; releases before 9.15.1 are refused. Its own scratch is
+ * planned by formula, so a plan on a machine without it counts the same bytes; a larger demand is LEV_ERR_CAPACITY,
+ * when the plan is made or, for other lengths and on a ring, at the first such call. Calls that the library does not
+ * take go to our own kernels: a window with D > 1, pieces of fewer than two tokens, rows off 16-byte boundaries, and
+ * packed documents where the configuration or the call leaves them out (packed, doc_begin_host) or, with ATTN_AUTO,
+ * where there are so many and short ones that the library's calls would cost more than they save.
  *
  * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing - except dq through
  * cuDNN, which adds its parts up in any order (f32), and so differs in its last bits from run to run.
@@ -45,6 +49,7 @@
 #ifndef LEV_MODEL_ATTENTION_H
 #define LEV_MODEL_ATTENTION_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -75,8 +80,8 @@ int64_t attn_token_position(int64_t seq_len, int ranks, int rank, int64_t row);
 
 /* ---- plan ---- */
 
-/* Which kernels a GPU uses: AUTO cuDNN where it is there, D = 1 and max_tokens is 1024 or more, else our own. CUDNN asks
- * for it whatever the length and D: a configuration that it does not take is LEV_ERR_CONFIG, a machine without it
+/* Which kernels a GPU uses: AUTO cuDNN where it is there, D = 1 and max_tokens is 1024 or more, else our own. CUDNN
+ * asks for it whatever the length and D: a configuration that it does not take is LEV_ERR_CONFIG, a machine without it
  * LEV_ERR_UNSUPPORTED. The cpu has one set of kernels. (Why D = 1: on a ring, backward through cuDNN has not run on a
  * GPU since its dq was corrected.) */
 typedef enum attn_route { ATTN_AUTO, ATTN_CUDNN, ATTN_TILED } attn_route;
@@ -92,6 +97,7 @@ typedef struct attn_config {
   int64_t block_q;    /* query tokens per block; 0 = chosen (128, or fewer with many query heads per key head) */
   int64_t block_k;    /* keys per block; 0 = chosen (256) */
   attn_route route;
+  bool packed;      /* calls pack documents (doc_begin): cuDNN, where it is used, keeps room for theirs too */
   size_t workspace; /* most bytes of attn.workspace; 0 = 256 MiB, or what one head takes if that is more */
 } attn_config;
 
@@ -114,6 +120,8 @@ LEV_MUST_CHECK lev_status attn_plan_create(lev_device *device, lev_comm *context
                                            attn_plan **out);
 /* What runs the plan's calls, where they can take it: "own kernels" or the library's name and release. */
 const char *attn_plan_kernels(const attn_plan *plan);
+/* Whether the last call went to that library. */
+bool attn_plan_through_library(const attn_plan *plan);
 /* Never frees caller memory; the streams it was used on must be idle. NULL is fine. */
 void attn_destroy(attn_plan *plan);
 
@@ -139,7 +147,8 @@ LEV_MUST_CHECK lev_status attn_plan_bind(attn_plan *plan, attn_phase phase, cons
  * `stream` and on the plan's communication stream, which is joined back into `stream` before the call returns: work
  * enqueued on `stream` afterwards sees all results and may reuse inputs and bound blocks. Nothing is allocated and the
  * host never waits. Errors, before any collective: LEV_ERR_MISUSE (phase not bound), LEV_ERR_CAPACITY (a rank's share
- * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row, negative window);
+ * of seq_len above max_tokens: all ranks fail alike), LEV_ERR_ARG (NULL array, stride below one row, negative window,
+ * doc_begin_host, where it is read, with a document that begins behind its last token);
  * afterwards those of lev_comm and lev_device. A NaN score makes the row that sees it NaN. */
 
 typedef struct attn_forward_args {
@@ -147,11 +156,13 @@ typedef struct attn_forward_args {
   const void *q;     /* [N,A,d] T */
   const void *k, *v; /* [N,G,d] T */
   int64_t q_stride, k_stride, v_stride;
-  int64_t window;           /* keys that a query sees at most, itself included; 0 = all before it */
-  const int64_t *doc_begin; /* [N] nullable: position at which the document of each token begins; earlier keys are
-                               not seen (packed sequences). Never falls along the sequence; at most the token's own */
-  void *o;                  /* [N,A,d] T, out */
-  void *lse;                /* [N,A] A, out: log of the sum of exp(scale q k) over the keys seen */
+  int64_t window;                /* keys that a query sees at most, itself included; 0 = all before it */
+  const int64_t *doc_begin;      /* [N] nullable: position at which the document of each token begins; earlier keys are
+                                    not seen (packed sequences). Never falls along the sequence; at most the token's own */
+  const int64_t *doc_begin_host; /* [N] nullable: the same in host memory, without which cuDNN takes no packed
+                                    sequence. Read, where D = 1, before the call returns */
+  void *o;                       /* [N,A,d] T, out */
+  void *lse;                     /* [N,A] A, out: log of the sum of exp(scale q k) over the keys seen */
 } attn_forward_args;
 
 LEV_MUST_CHECK lev_status attn_forward(attn_plan *plan, const attn_forward_args *args, lev_stream *stream);
@@ -160,12 +171,12 @@ typedef struct attn_backward_args {
   int64_t seq_len;
   const void *q, *k, *v; /* as in forward */
   int64_t q_stride, k_stride, v_stride;
-  int64_t window;           /* as in forward */
-  const int64_t *doc_begin; /* as in forward */
-  const void *o, *lse;      /* results of forward */
-  const void *d_o;          /* [N,A,d] T: gradient of o */
-  void *dq;                 /* [N,A,d] T, out: overwritten */
-  void *dk, *dv;            /* [N,G,d] T, out: overwritten, the sum over all ranks' queries */
+  int64_t window;                            /* as in forward */
+  const int64_t *doc_begin, *doc_begin_host; /* as in forward */
+  const void *o, *lse;                       /* results of forward */
+  const void *d_o;                           /* [N,A,d] T: gradient of o */
+  void *dq;                                  /* [N,A,d] T, out: overwritten */
+  void *dk, *dv;                             /* [N,G,d] T, out: overwritten, the sum over all ranks' queries */
   int64_t dq_stride, dk_stride, dv_stride;
 } attn_backward_args;
 

@@ -220,6 +220,15 @@ static void pass(arguments *a, lev_cudnn_tensor id, const void *pointer) {
   a->pointers[a->count++] = pointer;
 }
 
+static void pass_documents(arguments *a, const attn_block_shape *s, const attn_block_data *data) {
+  pass(a, LEV_CUDNN_LENGTHS, data->lengths);
+  for (int i = 0; i < (s->backward ? ATTN_PLACES : ATTN_AT_DK); ++i)
+    pass(a, (lev_cudnn_tensor)(LEV_CUDNN_PLACES + i), data->places[i]);
+  if (!s->backward || s->heads == s->kv_heads) return;
+  pass(a, LEV_CUDNN_DK_HEADS, data->dk_heads);
+  pass(a, LEV_CUDNN_DV_HEADS, data->dv_heads);
+}
+
 static cudnnStatus_t execute(attn_cudnn *library, const block_plan *plan, const arguments *a, const void *workspace) {
   cudnnBackendDescriptor_t pack;
   cudnnStatus_t status = api.descriptor_create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
@@ -257,6 +266,7 @@ lev_status attn_cudnn_run(attn_cudnn *library, const attn_block_shape *s, const 
     pass(&a, LEV_CUDNN_DELTA, data->delta);
     pass(&a, LEV_CUDNN_ONE, &one);
   }
+  if (s->documents > 0) pass_documents(&a, s, data);
   CUDNN_TRY(api.set_stream(library->handle, (cudaStream_t)cuda_stream));
   CUDNN_TRY(execute(library, plan, &a, data->library));
   return LEV_OK;

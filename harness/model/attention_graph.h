@@ -34,24 +34,65 @@ typedef struct attn_block_shape {
   attn_layout q, k, v;     /* all bf16 */
   attn_layout o;           /* of d_o too */
   attn_layout dq, dk, dv;
-  int32_t causal; /* query i sees keys up to i (queries = keys); else all */
+  attn_layout lse;   /* with documents; without, [heads, queries] */
+  int64_t documents; /* 0: one sequence; else this many side by side, each of at most queries = keys tokens; causal */
+  int32_t causal;    /* query i sees keys up to i (queries = keys); else all */
   int32_t backward;
 } attn_block_shape;
 
-/* Device addresses of a block, multiples of 16. */
+/* Arrays that documents lie in, by their rows: where each document begins differs between them. Forward has those
+ * before ATTN_AT_DK. */
+typedef enum attn_place {
+  ATTN_AT_Q,
+  ATTN_AT_K,
+  ATTN_AT_V,
+  ATTN_AT_O, /* d_o too */
+  ATTN_AT_LSE,
+  ATTN_AT_DK,
+  ATTN_AT_DV,
+  ATTN_AT_DELTA, /* [tokens, heads] */
+  ATTN_AT_HEADS, /* dq, dq_sum, dk_heads, dv_heads: [tokens, heads, dim]; q too where there is one */
+  ATTN_PLACES
+} attn_place;
+
+/* Device addresses of a block, multiples of 16 (lse with documents: of 4). With documents, an array's address is that
+ * of the first token of all. In backward, q and dq then are dense, [tokens, heads, dim], and dk and dv lie like k and v
+ * and, with several query heads per key head, are dense too. */
 typedef struct attn_block_data {
   const void *q, *k, *v, *d_o; /* d_o: backward */
   void *o;                     /* out; read by backward */
-  float *lse;                  /* [heads, queries] out; read by backward */
+  float *lse;                  /* out; read by backward */
   void *dq, *dk, *dv;          /* out, backward */
   float *delta, *dq_sum;       /* backward's scratch: [heads, queries], [heads, queries, dim] in an order of its own */
   void *library;               /* attn_library_bytes() of scratch */
   float scale;
+  const int64_t *places[ATTN_PLACES]; /* with documents: [documents + 1] scalars before each in such an array,
+                                         ascending, and the end of the last */
+  const int32_t *lengths;             /* with documents: [documents] tokens of each, 0 = not there */
+  void *dk_heads, *dv_heads;          /* with documents and several query heads per key head: bf16 scratch */
 } attn_block_data;
 
 /* Scratch that the library asks for, known without it: 256 bytes, and in backward with several query heads per key head
- * bf16 dk and dv of each query head, rounded up to LEV_ALIGN. */
+ * bf16 dk and dv of each query head, rounded up to LEV_ALIGN. With documents, 2048 bytes and 512 for each. */
 size_t attn_library_bytes(const attn_block_shape *shape);
+
+/* ---- packed documents ---- */
+
+#define ATTN_DOCUMENTS 256 /* that one call of the library takes; more take several */
+
+/* Documents of a sequence, and in all of them the pairs of a query and a key before it. */
+typedef struct attn_packing {
+  int64_t documents;
+  double pairs;
+} attn_packing;
+
+/* What attn_forward_args.doc_begin_host describes. LEV_ERR_ARG where a document begins behind its own last token. */
+LEV_MUST_CHECK lev_status attn_packing_of(const int64_t *doc_begin, int64_t tokens, attn_packing *out);
+/* The last documents of the first `tokens` ones, at most ATTN_DOCUMENTS: the first token of each in their order and,
+ * behind them, `tokens`. Returns how many; at least one where tokens > 0. */
+int64_t attn_documents_before(const int64_t *doc_begin, int64_t tokens, int64_t begin[ATTN_DOCUMENTS + 1]);
+/* Scalars from token to token in each array of a block. */
+void attn_place_rows(const attn_block_shape *shape, int64_t rows[ATTN_PLACES]);
 
 /* ---- a rank's work in blocks of heads ---- */
 
@@ -62,12 +103,20 @@ typedef struct attn_cut {
 
 /* The scratch of a block, carved from one piece of memory. Which parts exist depends on where results go:
  *   - on a ring, o, dk and dv of one hop, to be merged with or added to those of other hops
- *   - where per_key is less than a key head serves, dk and dv of one pass, and, off a ring, their sums */
+ *   - where per_key is less than a key head serves, dk and dv of one pass, and, off a ring, their sums
+ *   - with documents, their tables; copies of q and of dq, and where per_key is less than a key head serves of k and v,
+ *     since the library wants what it reads, its gradient and the sum of that in rows equally far apart; and where
+ *     per_key is not 1, dk and dv of each query head. lse then is for calls without documents, which take less */
 typedef struct attn_room {
   void *library;
-  float *lse, *delta, *dq_sum; /* [h, queries], the same, [h, queries, dim] */
-  lev_bf16 *o_part;            /* [h, queries, dim] */
-  lev_bf16 *k_part[2];         /* dk and dv: [kv_heads, keys, dim] */
+  int64_t *places[ATTN_PLACES]; /* [documents + 1] */
+  int32_t *lengths;             /* [documents] */
+  float *lse, *delta, *dq_sum;  /* [h, queries], the same, [h, queries, dim] */
+  lev_bf16 *o_part;             /* [h, queries, dim] */
+  lev_bf16 *q_part, *dq_part;   /* [queries, h, dim] */
+  lev_bf16 *k_copy[2];          /* k and v: [keys, kv_heads, dim] */
+  lev_bf16 *heads_part[2];      /* dk and dv: [keys, h, dim] */
+  lev_bf16 *k_part[2];          /* dk and dv: [kv_heads, keys, dim], with documents [keys, kv_heads, dim] */
   float *k_sum[2];
 } attn_room;
 
@@ -75,14 +124,16 @@ typedef struct attn_room_shape {
   attn_cut cut;
   int64_t per_key; /* query heads of a key head in all */
   int64_t queries, keys, dim;
+  int64_t documents; /* 0 or ATTN_DOCUMENTS */
   bool backward, ring;
 } attn_room_shape;
 
 /* Bytes of a block's scratch; with `base` (aligned to 256) also its parts. */
 size_t attn_room_carve(const attn_room_shape *shape, void *base, attn_room *out);
 
-/* The largest cut whose scratch stays within `cap` bytes, of heads that come in groups of a multiple of `unit` key
- * heads; the smallest there is if none does. Gives its bytes. */
+/* The largest cut (with documents and several query heads per key head in backward: all heads, or one) whose scratch
+ * stays within `cap` bytes, of heads that come in groups of a multiple of `unit` key heads; the smallest there is if
+ * none does. Gives its bytes. */
 attn_cut attn_cut_choose(attn_room_shape shape, int64_t unit, size_t cap, size_t *bytes);
 
 /* ---- the library ---- */

@@ -5,7 +5,9 @@
  * with its own keys a rank's queries are causal over its rows; of a rank before it, all queries see all keys of the
  * first piece; of a rank behind it, the queries of the second piece see all keys. A step's results come out in bf16;
  * here they are merged by log-sum-exp (o) or added (gradients), in f32. Between steps, o is
- * normalised in acc and the log-sum-exp lies in lse. */
+ * normalised in acc and the log-sum-exp lies in lse.
+ *
+ * Packed documents (no ring) are a batch whose entries lie anywhere in the caller's arrays. */
 #include "harness/model/attention_graph.h"
 #include "harness/model/attention_walk.cuh"
 
@@ -13,6 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+static_assert(kThreads >= ATTN_DOCUMENTS);
 
 /* ---- kernels ---- */
 
@@ -85,6 +88,23 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) *lse = high + log1pf(expf(low - high));
 }
 
+/* The documents of one call of the library, and its tables of them. */
+struct document_group {
+  int64_t begin[ATTN_DOCUMENTS + 1], count; /* first tokens, and the end of the last */
+  int64_t rows[ATTN_PLACES];
+  int64_t *places[ATTN_PLACES];
+  int32_t *lengths;
+};
+
+/* Those that are not there lie behind the last, without tokens. */
+__global__ void __launch_bounds__(kThreads) place_documents(document_group g) {
+  for (int64_t i = threadIdx.x; i <= ATTN_DOCUMENTS; i += kThreads) {
+    int64_t at = g.begin[lev_min_i64(i, g.count)];
+    for (int p = 0; p < ATTN_PLACES; ++p) g.places[p][i] = at * g.rows[p];
+    if (i < ATTN_DOCUMENTS) g.lengths[i] = i < g.count ? (int32_t)(g.begin[i + 1] - at) : 0;
+  }
+}
+
 /* ---- launches ---- */
 
 template <bool add, class T, class S>
@@ -131,8 +151,14 @@ block_of_heads block_at(const attn_step &s, attn_cut cut, int64_t key, int64_t p
 }
 
 attn_room room_of(const attn_step &s, const meeting &m, attn_cut cut, bool backward) {
-  attn_room_shape shape = {
-      cut, s.shape.heads / s.shape.kv_heads, m.queries, m.keys, s.shape.head_dim, backward, !(s.first && s.last)};
+  attn_room_shape shape = {cut,
+                           s.shape.heads / s.shape.kv_heads,
+                           m.queries,
+                           m.keys,
+                           s.shape.head_dim,
+                           s.documents ? ATTN_DOCUMENTS : 0,
+                           backward,
+                           !(s.first && s.last)};
   attn_room room;
   (void)attn_room_carve(&shape, s.workspace, &room);
   return room;
@@ -145,14 +171,15 @@ lev_bf16 *scalars(void *base, int64_t at) {
   return static_cast<lev_bf16 *>(base) + at;
 }
 
-/* What both directions read. */
-void set_inputs(const attn_step &s, const meeting &m, attn_cut cut, const block_of_heads &b, attn_block_shape *shape,
-                attn_block_data *data) {
+/* What both directions read, and log-sum-exp. */
+void set_inputs(const attn_step &s, const meeting &m, attn_cut cut, const block_of_heads &b, const attn_room &room,
+                void *lse, attn_block_shape *shape, attn_block_data *data) {
   int64_t d = s.shape.head_dim;
   *shape = {};
   shape->heads = b.heads, shape->kv_heads = cut.kv_heads, shape->queries = m.queries, shape->keys = m.keys;
   shape->dim = d, shape->causal = m.causal;
-  shape->window = m.causal && s.window < m.keys ? s.window : 0;
+  if (s.documents) shape->documents = ATTN_DOCUMENTS, shape->queries = shape->keys = s.longest;
+  shape->window = m.causal && s.window < shape->keys ? s.window : 0;
   shape->q = b.q_heads(s.q_stride, d);
   shape->k = {s.kv.k_row, s.kv.head}, shape->v = {s.kv.v_row, s.kv.head};
   *data = {};
@@ -160,6 +187,29 @@ void set_inputs(const attn_step &s, const meeting &m, attn_cut cut, const block_
   data->k = scalars((const void *)s.kv.k, b.key * s.kv.head + m.k_row * s.kv.k_row);
   data->v = scalars((const void *)s.kv.v, b.key * s.kv.head + m.k_row * s.kv.v_row);
   data->scale = (float)s.shape.scale;
+  data->lse = room.lse, data->library = room.library;
+  if (!s.documents) return;
+  shape->lse = {s.shape.heads, b.map.step};
+  data->lse = static_cast<float *>(lse) + b.map.first;
+  for (int i = 0; i < ATTN_PLACES; ++i) data->places[i] = room.places[i];
+  data->lengths = room.lengths;
+}
+
+/* One call of the library; of packed documents one for every so many of them, the last ones first. */
+lev_status run_block(const attn_step &s, const meeting &m, const attn_room &room, const attn_block_shape &shape,
+                     const attn_block_data &data, cudaStream_t stream) {
+  if (!s.documents) return attn_cudnn_run(s.library, &shape, &data, stream);
+  document_group g;
+  attn_place_rows(&shape, g.rows);
+  for (int i = 0; i < ATTN_PLACES; ++i) g.places[i] = room.places[i];
+  g.lengths = room.lengths;
+  for (int64_t end = m.queries; end > 0; end = g.begin[0]) {
+    g.count = attn_documents_before(s.documents, end, g.begin);
+    place_documents<<<1, kThreads, 0, stream>>>(g);
+    LEV_TRY(lev_cuda_launched("attention: place_documents"));
+    LEV_TRY(attn_cudnn_run(s.library, &shape, &data, stream));
+  }
+  return LEV_OK;
 }
 
 /* ---- forward ---- */
@@ -169,10 +219,9 @@ void forward_block(const attn_forward_step &a, const meeting &m, const block_of_
   const attn_step &s = a.step;
   int64_t d = s.shape.head_dim;
   bool ring = !(s.first && s.last);
-  set_inputs(s, m, s.forward_cut, b, shape, data);
+  set_inputs(s, m, s.forward_cut, b, room, a.lse, shape, data);
   shape->o = ring ? attn_layout{d, m.queries * d} : b.q_heads(s.shape.heads * d, d);
   data->o = ring ? room.o_part : scalars(a.o, b.map.first * d);
-  data->lse = room.lse, data->library = room.library;
 }
 
 lev_status forward_merge(const attn_forward_step &a, const meeting &m, const block_of_heads &b, const attn_room &room,
@@ -180,6 +229,7 @@ lev_status forward_merge(const attn_forward_step &a, const meeting &m, const blo
   const attn_step &s = a.step;
   int64_t d = s.shape.head_dim, n = b.heads * m.queries;
   float *lse = static_cast<float *>(a.lse) + m.q_row * s.shape.heads;
+  if (s.documents) return LEV_OK;
   if (s.first) LEV_TRY(turn<false>(lse, room.lse, b.map, b.heads, m.queries, stream));
   if (s.first && s.last) return LEV_OK;
   rows_at<float> acc = {static_cast<float *>(a.acc) + (m.q_row * s.shape.heads + b.map.first) * d, s.shape.heads * d,
@@ -206,23 +256,53 @@ struct backward_modes {
   bool ring, passes; /* dk and dv come in parts */
 };
 
+/* Rows of dk and dv of a pass. */
+attn_layout part_layout(const attn_step &s, const meeting &m) {
+  int64_t d = s.shape.head_dim;
+  return s.documents ? attn_layout{s.backward_cut.kv_heads * d, d} : attn_layout{d, m.keys * d};
+}
+
 void backward_block(const attn_backward_step &a, const meeting &m, const block_of_heads &b, const attn_room &room,
                     backward_modes mode, attn_block_shape *shape, attn_block_data *data) {
   const attn_step &s = a.step;
   int64_t d = s.shape.head_dim, dense = s.shape.heads * d;
   bool parts = mode.ring || mode.passes;
-  set_inputs(s, m, s.backward_cut, b, shape, data);
+  set_inputs(s, m, s.backward_cut, b, room, const_cast<void *>(a.lse), shape, data);
   shape->backward = 1;
   shape->o = b.q_heads(dense, d), shape->dq = b.q_heads(a.dq_stride, d);
-  shape->dk = parts ? attn_layout{d, m.keys * d} : attn_layout{a.dkv.k_row, a.dkv.head};
-  shape->dv = parts ? attn_layout{d, m.keys * d} : attn_layout{a.dkv.v_row, a.dkv.head};
+  shape->dk = parts ? part_layout(s, m) : attn_layout{a.dkv.k_row, a.dkv.head};
+  shape->dv = parts ? part_layout(s, m) : attn_layout{a.dkv.v_row, a.dkv.head};
   int64_t row = m.q_row * dense + b.map.first * d;
   data->o = const_cast<lev_bf16 *>(scalars(a.o, row)), data->d_o = scalars(a.d_o, row);
   /* On a ring, the caller's dq holds one step's part until the last one. */
   data->dq = scalars(a.dq, m.q_row * a.dq_stride + b.map.first * d);
   data->dk = parts ? room.k_part[0] : scalars(a.dkv.k, b.key * a.dkv.head);
   data->dv = parts ? room.k_part[1] : scalars(a.dkv.v, b.key * a.dkv.head);
-  data->lse = room.lse, data->delta = room.delta, data->dq_sum = room.dq_sum, data->library = room.library;
+  data->delta = room.delta, data->dq_sum = room.dq_sum;
+  if (!s.documents) return;
+  shape->q = shape->dq = {b.heads * d, d};
+  data->q = room.q_part, data->dq = room.dq_part;
+  if (mode.passes) {
+    shape->k = shape->v = part_layout(s, m);
+    data->k = room.k_copy[0], data->v = room.k_copy[1];
+  }
+  data->dk_heads = room.heads_part[0], data->dv_heads = room.heads_part[1];
+}
+
+/* Packed documents: q, and for passes k and v, in rows as far apart as those of their gradients. */
+lev_status copy_documents(const attn_step &s, const meeting &m, const block_of_heads &b, const attn_room &room,
+                          backward_modes mode, cudaStream_t stream) {
+  int64_t d = s.shape.head_dim, kv_heads = s.backward_cut.kv_heads;
+  rows_at<const lev_bf16> q = {scalars(s.q, b.map.first * d), s.q_stride, b.map.step * d};
+  LEV_TRY(move<false>(rows_at<lev_bf16>{room.q_part, b.heads * d, d}, q, b.heads, m.queries, d, stream));
+  if (!mode.passes || b.pass > 0) return LEV_OK;
+  attn_layout to = part_layout(s, m);
+  for (int i = 0; i < 2; ++i) {
+    rows_at<const lev_bf16> from = {scalars((const void *)(i == 0 ? s.kv.k : s.kv.v), b.key * s.kv.head),
+                                    i == 0 ? s.kv.k_row : s.kv.v_row, s.kv.head};
+    LEV_TRY(move<false>(rows_at<lev_bf16>{room.k_copy[i], to.row, to.head}, from, kv_heads, m.keys, d, stream));
+  }
+  return LEV_OK;
 }
 
 /* Adds what a pass gave to dq and to the gradients of keys. */
@@ -238,13 +318,18 @@ lev_status backward_merge(const attn_backward_step &a, const meeting &m, const b
     LEV_TRY(s.first ? move<false>(dq, part, b.heads, m.queries, d, stream)
                     : move<true>(dq, part, b.heads, m.queries, d, stream));
   }
+  if (s.documents) {
+    rows_at<lev_bf16> dq = {scalars(a.dq, b.map.first * d), a.dq_stride, b.map.step * d};
+    LEV_TRY(move<false>(dq, rows_at<const lev_bf16>{room.dq_part, b.heads * d, d}, b.heads, m.queries, d, stream));
+  }
   if (!mode.ring && !mode.passes) return LEV_OK;
   bool overwrite = s.first && b.pass == 0;
   for (int i = 0; i < 2; ++i) {
     float *chunk = static_cast<float *>(i == 0 ? a.dkv.k : a.dkv.v) + b.key * a.dkv.head;
     rows_at<float> ring = {chunk + m.k_row * a.dkv.k_row, i == 0 ? a.dkv.k_row : a.dkv.v_row, a.dkv.head};
     rows_at<float> sum = mode.ring ? ring : rows_at<float>{room.k_sum[i], d, m.keys * d};
-    rows_at<const lev_bf16> part = {room.k_part[i], d, m.keys * d};
+    attn_layout at = part_layout(s, m);
+    rows_at<const lev_bf16> part = {room.k_part[i], at.row, at.head};
     LEV_TRY(overwrite ? move<false>(sum, part, kv_heads, m.keys, d, stream)
                       : move<true>(sum, part, kv_heads, m.keys, d, stream));
   }
@@ -275,7 +360,7 @@ lev_status attn_library_forward(const attn_forward_step *a, cudaStream_t stream)
   for (int64_t key = 0; key < s.shape.kv_heads; key += s.forward_cut.kv_heads) {
     block_of_heads b = block_at(s, s.forward_cut, key, 0);
     forward_block(*a, m, b, room, &shape, &data);
-    LEV_TRY(attn_cudnn_run(s.library, &shape, &data, stream));
+    LEV_TRY(run_block(s, m, room, shape, data, stream));
     LEV_TRY(forward_merge(*a, m, b, room, stream));
   }
   if (!s.last || s.first) return LEV_OK;
@@ -297,8 +382,9 @@ lev_status attn_library_backward(const attn_backward_step *a, cudaStream_t strea
     for (int64_t pass = 0; pass < group; pass += cut.per_key) {
       block_of_heads b = block_at(s, cut, key, pass);
       backward_block(*a, m, b, room, mode, &shape, &data);
-      LEV_TRY(turn<true>(lse, room.lse, b.map, b.heads, m.queries, stream));
-      LEV_TRY(attn_cudnn_run(s.library, &shape, &data, stream));
+      LEV_TRY(s.documents ? copy_documents(s, m, b, room, mode, stream)
+                          : turn<true>(lse, room.lse, b.map, b.heads, m.queries, stream));
+      LEV_TRY(run_block(s, m, room, shape, data, stream));
       LEV_TRY(backward_merge(*a, m, b, room, mode, stream));
     }
     if (mode.passes && !mode.ring) LEV_TRY(passes_out(*a, m, key, room, stream));

@@ -40,6 +40,8 @@ typedef struct attn_step {
   int64_t q_stride;
   attn_rows kv;             /* T, read only */
   const int64_t *doc_begin; /* [N] of the queries, nullable */
+  const int64_t *documents; /* with the library: the same on the host; NULL: one document */
+  int64_t longest;          /* that a document may be */
   void *scratch;            /* attn_scratch_scalars() of A */
   bool first, last;         /* step of the ring */
   attn_cudnn *library;      /* NULL: our own kernels. Set on all steps of a call or on none */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's backend API as loaded at run time, and the composite attention graph in its terms (private). Nothing where the
- * headers are missing. */
+/* cuDNN's backend API as loaded at run time, and the composite attention graph in its terms (private). Nothing where
+ * the headers are missing. */
 #ifndef LEV_MODEL_CUDNN_IMPL_H
 #define LEV_MODEL_CUDNN_IMPL_H
 
@@ -44,7 +44,11 @@ typedef enum lev_cudnn_tensor {
   LEV_CUDNN_LOWEST,
   LEV_CUDNN_ONE,
   LEV_CUDNN_WINDOW,
-  LEV_CUDNN_TENSORS
+  LEV_CUDNN_LENGTHS,
+  LEV_CUDNN_DK_HEADS,
+  LEV_CUDNN_DV_HEADS,
+  LEV_CUDNN_PLACES, /* and one for each attn_place behind it */
+  LEV_CUDNN_TENSORS = LEV_CUDNN_PLACES + ATTN_PLACES
 } lev_cudnn_tensor;
 
 /* Builds the operation graph of a block. `handle` may be NULL, for planning with described device properties. The

@@ -9,8 +9,6 @@
 #include "common/dims.h"
 #include "harness/model/attention_graph.h"
 
-#define PAD 3 /* unused scalars between fused rows */
-
 /* ---- oracle ---- */
 
 static void *room(int64_t n, size_t size) {
@@ -25,6 +23,10 @@ static int64_t q_cols(const attn_case *c) {
 static int64_t kv_cols(const attn_case *c) {
   return c->kv_heads * c->dim;
 }
+/* Unused scalars between fused rows. */
+static int64_t pad_of(const attn_case *c) {
+  return c->pad > 0 ? c->pad : 3;
+}
 
 /* The same, reached by kernels too. */
 static void *shared(int64_t n, size_t size) {
@@ -34,28 +36,42 @@ static void *shared(int64_t n, size_t size) {
   return p;
 }
 
-static bool visible(const attn_case *c, int64_t i, int64_t j) {
-  if (j > i) return false;
-  if (c->window > 0 && i - j >= c->window) return false;
-  return c->document == 0 || j / c->document == i / c->document;
+static bool is_packed(const attn_case *c) {
+  return c->document > 0 || c->documents;
 }
 
-/* Row i of head h: probabilities in p[0..i], o, lse. */
+/* Where the document of position i begins. */
+static int64_t document_begin(const attn_case *c, int64_t i) {
+  if (c->document > 0) return i / c->document * c->document;
+  int64_t begin = 0;
+  for (const int64_t *length = c->documents; length; length = length[1] > 0 ? length + 1 : c->documents) {
+    if (i < begin + *length) break;
+    begin += *length;
+  }
+  return begin;
+}
+
+/* The first key that a query sees. */
+static int64_t first_key(const attn_case *c, int64_t i) {
+  return lev_max_i64(document_begin(c, i), c->window > 0 ? i - c->window + 1 : 0);
+}
+
+/* Row i of head h: probabilities in p[first_key..i], o, lse. */
 static void oracle_row(attn_rig *r, int64_t i, int64_t h, double *p) {
   const attn_case *c = &r->c;
-  int64_t d = c->dim, g = h / (c->heads / c->kv_heads);
+  int64_t d = c->dim, g = h / (c->heads / c->kv_heads), first = first_key(c, i);
   const double *q = r->q + i * q_cols(c) + h * d;
   double most = -INFINITY, sum = 0;
-  for (int64_t j = 0; j <= i; ++j) {
+  for (int64_t j = first; j <= i; ++j) {
     double s = 0;
     for (int64_t x = 0; x < d; ++x) s += q[x] * r->k[j * kv_cols(c) + g * d + x];
-    p[j] = visible(c, i, j) ? s / sqrt((double)d) : -INFINITY;
+    p[j] = s / sqrt((double)d);
     most = fmax(most, p[j]);
   }
-  for (int64_t j = 0; j <= i; ++j) sum += p[j] = exp(p[j] - most);
+  for (int64_t j = first; j <= i; ++j) sum += p[j] = exp(p[j] - most);
   double *o = r->o64 + i * q_cols(c) + h * d;
   for (int64_t x = 0; x < d; ++x) o[x] = 0;
-  for (int64_t j = 0; j <= i; ++j) {
+  for (int64_t j = first; j <= i; ++j) {
     p[j] /= sum;
     for (int64_t x = 0; x < d; ++x) o[x] += p[j] * r->v[j * kv_cols(c) + g * d + x];
   }
@@ -68,7 +84,7 @@ static void oracle_row_grad(attn_rig *r, int64_t i, int64_t h, const double *p) 
   const double *q = r->q + at, *d_o = r->d_o + at;
   double delta = 0, scale = 1 / sqrt((double)d);
   for (int64_t x = 0; x < d; ++x) delta += d_o[x] * r->o64[at + x];
-  for (int64_t j = 0; j <= i; ++j) {
+  for (int64_t j = first_key(c, i); j <= i; ++j) {
     int64_t key = j * kv_cols(c) + g * d;
     double dp = 0;
     for (int64_t x = 0; x < d; ++x) dp += d_o[x] * r->v[key + x];
@@ -147,7 +163,7 @@ attn_config attn_rig_config(const attn_case *c) {
   config.max_tokens += c->spare;
   config.heads = c->heads, config.kv_heads = c->kv_heads, config.head_dim = c->dim, config.dtype = c->dtype;
   config.block_q = c->block_q, config.block_k = c->block_k;
-  config.route = c->route, config.workspace = c->workspace;
+  config.route = c->route, config.workspace = c->workspace, config.packed = is_packed(c);
   return config;
 }
 
@@ -181,7 +197,7 @@ static void *shard_row(const shard *s, int64_t row) {
 static bool world_arrays(const attn_rig *r, int rank, world *w) {
   const attn_case *c = &r->c;
   int64_t n = w->n = attn_shard_tokens(c->seq, c->ranks, rank), a = q_cols(c), g = kv_cols(c);
-  int64_t row = a + 2 * g + PAD;
+  int64_t row = a + 2 * g + pad_of(c);
   w->in = shared(n * row, sizeof(double)), w->grad = shared(n * row, sizeof(double));
   w->o = shared(n * a, sizeof(double)), w->d_o = shared(n * a, sizeof(double));
   w->lse = shared(n * c->heads, sizeof(double)), w->doc_begin = shared(n, sizeof(int64_t));
@@ -200,7 +216,7 @@ static bool world_arrays(const attn_rig *r, int rank, world *w) {
   const double *from[] = {r->q, r->k, r->v, r->d_o};
   for (int64_t i = 0; i < n; ++i) {
     int64_t pos = attn_token_position(c->seq, c->ranks, rank, i);
-    w->doc_begin[i] = c->document > 0 ? pos / c->document * c->document : 0;
+    w->doc_begin[i] = document_begin(c, pos);
     for (int j = 0; j < 4; ++j)
       for (int64_t x = 0; x < in[j]->cols; ++x)
         lev_dtype_store(c->dtype, shard_row(in[j], i), x, from[j][pos * in[j]->cols + x]);
@@ -208,10 +224,20 @@ static bool world_arrays(const attn_rig *r, int rank, world *w) {
   return true;
 }
 
+/* Arrays have room for doubles: what narrower scalars leave must still be poison. */
+static void check_beyond(lev_dtype type, const unsigned char *base, int64_t used) {
+  int64_t n = lev_dtype_bytes(type) < sizeof(double) ? lev_min_i64(used, 4096) : 0;
+  T_EXPECT_EQ_I64(num_poisoned(type, base + (size_t)used * lev_dtype_bytes(type), n), n);
+}
+
 /* Results to sequence order; gaps between fused rows must still be poison. */
 static void world_collect(attn_rig *r, int rank, const world *w) {
   const attn_case *c = &r->c;
   const shard *out[] = {&w->out, &w->state, &w->dq, &w->dk, &w->dv};
+  int64_t row = q_cols(c) + 2 * kv_cols(c);
+  check_beyond(c->dtype, w->o, w->n * q_cols(c));
+  check_beyond(lev_dtype_arith(c->dtype), w->lse, w->n * c->heads);
+  check_beyond(c->dtype, w->grad, w->n * (c->fused ? row + pad_of(c) : row));
   unsigned char *to[] = {r->o, r->lse, r->dq, r->dk, r->dv};
   for (int64_t i = 0; i < w->n; ++i) {
     int64_t pos = attn_token_position(c->seq, c->ranks, rank, i);
@@ -222,7 +248,7 @@ static void world_collect(attn_rig *r, int rank, const world *w) {
     if (!c->fused) continue;
     int64_t end = w->dv.at + w->dv.cols;
     const unsigned char *gap = w->grad + (size_t)(i * w->dv.stride + end) * lev_dtype_bytes(c->dtype);
-    T_EXPECT_EQ_I64(num_poisoned(c->dtype, gap, PAD), PAD);
+    T_EXPECT_EQ_I64(num_poisoned(c->dtype, gap, pad_of(c)), pad_of(c));
   }
 }
 
@@ -242,9 +268,16 @@ static int64_t stride_of(const attn_case *c, const shard *s) {
   return c->fused ? s->stride : 0;
 }
 
+static void check_kernels(const attn_rig *r, const attn_plan *plan, attn_phase phase) {
+  bool library = attn_plan_through_library(plan), gpu = r->backend == LEV_BACKEND_CUDA;
+  T_EXPECT(gpu || !library);
+  if (gpu && r->c.through != 0)
+    T_EXPECT(library == (r->c.through == 1 || (r->c.through == 2 && phase == ATTN_FORWARD)));
+}
+
 static lev_status world_calls(attn_rig *r, world *w) {
   const attn_case *c = &r->c;
-  const int64_t *doc = c->document > 0 ? w->doc_begin : NULL;
+  const int64_t *doc = is_packed(c) ? w->doc_begin : NULL, *host = c->no_host ? NULL : doc;
   lev_blocks blocks;
   LEV_TRY(world_phase(w, ATTN_FORWARD, &blocks));
   attn_forward_args f = {c->seq,
@@ -256,9 +289,11 @@ static lev_status world_calls(attn_rig *r, world *w) {
                          stride_of(c, &w->v),
                          c->window,
                          doc,
+                         host,
                          w->o,
                          w->lse};
   LEV_TRY(attn_forward(w->plan, &f, w->stream));
+  check_kernels(r, w->plan, ATTN_FORWARD);
   LEV_TRY(lev_arena_pop(w->arena[LEV_MEM_DEVICE]));
   LEV_TRY(world_phase(w, ATTN_BACKWARD, &blocks));
   attn_backward_args b = {.seq_len = c->seq,
@@ -270,6 +305,7 @@ static lev_status world_calls(attn_rig *r, world *w) {
                           .v_stride = f.v_stride,
                           .window = c->window,
                           .doc_begin = doc,
+                          .doc_begin_host = host,
                           .o = w->o,
                           .lse = w->lse,
                           .d_o = w->d_o,
@@ -280,6 +316,7 @@ static lev_status world_calls(attn_rig *r, world *w) {
                           .dk_stride = f.k_stride,
                           .dv_stride = f.v_stride};
   LEV_TRY(attn_backward(w->plan, &b, w->stream));
+  check_kernels(r, w->plan, ATTN_BACKWARD);
   LEV_TRY(lev_arena_pop(w->arena[LEV_MEM_DEVICE]));
   return lev_stream_sync(w->stream);
 }
@@ -305,7 +342,8 @@ static lev_status world_run(attn_rig *r, int rank, world *w) {
   attn_config config = attn_rig_config(&r->c);
   LEV_TRY(attn_plan_create(w->device, w->comm, &config, &w->plan));
   bool library = r->backend == LEV_BACKEND_CUDA && config.route == ATTN_CUDNN;
-  T_EXPECT(strncmp(attn_plan_kernels(w->plan), library ? "cuDNN 9." : "own kernels", 8) == 0);
+  if (config.route != ATTN_AUTO || r->c.through == 0)
+    T_EXPECT(strncmp(attn_plan_kernels(w->plan), library ? "cuDNN 9." : "own kernels", 8) == 0);
   for (attn_phase phase = ATTN_FORWARD; phase < ATTN_PHASES; ++phase) {
     size_t bytes[LEV_MEM_CLASSES];
     attn_plan_bytes(w->plan, phase, bytes);
@@ -376,9 +414,11 @@ void attn_rig_check(const attn_rig *r, double tolerance, const char *what) {
   const attn_case *c = &r->c;
   bool ok = NUM_CHECK(c->dtype, r->o, r->o64, c->seq, q_cols(c), tolerance, "o");
   ok &= NUM_CHECK(lev_dtype_arith(c->dtype), r->lse, r->lse64, c->seq, c->heads, tolerance, "lse");
-  if (c->seq == 1) { /* a softmax over one key has no gradient: what is left is rounding */
-    for (int64_t i = 0; i < q_cols(c); ++i) ok &= T_EXPECT(fabs(lev_dtype_load(c->dtype, r->dq, i)) < tolerance);
-    for (int64_t i = 0; i < kv_cols(c); ++i) ok &= T_EXPECT(fabs(lev_dtype_load(c->dtype, r->dk, i)) < tolerance);
+  if (c->seq == 1 || c->document == 1) { /* a softmax over one key has no gradient: what is left is rounding */
+    for (int64_t i = 0; i < c->seq * q_cols(c); ++i)
+      ok &= T_EXPECT(fabs(lev_dtype_load(c->dtype, r->dq, i)) < tolerance);
+    for (int64_t i = 0; i < c->seq * kv_cols(c); ++i)
+      ok &= T_EXPECT(fabs(lev_dtype_load(c->dtype, r->dk, i)) < tolerance);
   } else {
     ok &= NUM_CHECK(c->dtype, r->dq, r->dq64, c->seq, q_cols(c), tolerance, "dq");
     ok &= NUM_CHECK(c->dtype, r->dk, r->dk64, c->seq, kv_cols(c), tolerance, "dk");

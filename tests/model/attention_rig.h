@@ -29,11 +29,15 @@ typedef struct attn_case {
   int64_t seq, heads, kv_heads, dim;
   lev_dtype dtype;
   int64_t block_q, block_k, window;
-  int64_t document; /* length of the packed documents, 0 = one */
-  bool fused;       /* q, k, v in one buffer of padded rows, and so their gradients */
-  double size;      /* of the entries of q and k; 0 = 1 */
-  double tilt;      /* scores of a query rise by about this much per key position */
-  int64_t spare;    /* max_tokens above the largest share */
+  int64_t document;         /* length of the packed documents, 0 = one */
+  const int64_t *documents; /* or lengths that repeat, ended by 0 */
+  bool no_host;             /* documents are on the device only */
+  bool fused;               /* q, k, v in one buffer of padded rows, and so their gradients */
+  int64_t pad;              /* scalars between fused rows, 0 = 3 */
+  int through;   /* on a GPU, calls must take 1: cuDNN, 2: cuDNN in forward only, -1: our own kernels, 0: either */
+  double size;   /* of the entries of q and k; 0 = 1 */
+  double tilt;   /* scores of a query rise by about this much per key position */
+  int64_t spare; /* max_tokens above the largest share */
   uint64_t jitter;
   int jitter_rank; /* random delays on this rank only; 0 = on all */
   bool immediate;

@@ -78,6 +78,79 @@ T_TEST(attention_workspace_follows_the_formula) {
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 1, 4, n, d, false));
 }
 
+/* Room for packed documents: tables, and q and dq apart from the caller's. A group of ranks and heads that the library
+ * cannot take packed have none. */
+T_TEST(attention_workspace_of_packed_documents) {
+  const int64_t n = 4096, d = 64, tables = 154880 - 256, copies = 4 * 8 * n * d;
+  attn_config c = config_of(n, 8, 2, d);
+  c.packed = true;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD),
+                  (int64_t)backward_bytes(2, 4, 4, n, d, false) + tables + copies);
+  c.head_dim = 72;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 4, 4, n, 72, false));
+  c.head_dim = d, c.route = ATTN_CUDNN;
+  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(1, 4, 4, n, d, true));
+  c.workspace = 1 << 20;
+  dry_world w;
+  T_EXPECT_STATUS(dry_open(&w, 1, LEV_BACKEND_CUDA, &c), LEV_ERR_CONFIG);
+  dry_close(&w);
+  c.workspace = attn_least_workspace(1, &c);
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), c.workspace);
+}
+
+T_TEST(attention_cuts_of_packed_documents) {
+  attn_room_shape s = {.queries = 300, .keys = 300, .dim = 64, .documents = ATTN_DOCUMENTS, .backward = true};
+  for (int per_key = 1; per_key <= 3; per_key += 2) {
+    s.per_key = per_key;
+    for (size_t cap = 64 << 10; cap < (size_t)16 << 20; cap += cap / 4) {
+      size_t bytes;
+      attn_cut cut = attn_cut_choose(s, 4, cap, &bytes);
+      bool all = cut.kv_heads == 4 && cut.per_key == per_key, one = cut.kv_heads == 1 && cut.per_key == 1;
+      T_EXPECT(all || one || (per_key == 1 && cut.kv_heads == 2));
+      T_EXPECT(bytes <= cap || one);
+      s.cut = cut;
+      T_EXPECT_EQ_I64(attn_room_carve(&s, NULL, NULL), bytes);
+    }
+  }
+}
+
+T_TEST(attention_documents_are_found_from_the_end) {
+  enum { TOKENS = 1000 };
+  int64_t begin[TOKENS], group[ATTN_DOCUMENTS + 1];
+  attn_packing packing;
+  for (int64_t longest = 1; longest < 1200; longest += longest / 2 + 1) {
+    int64_t documents = 0;
+    double pairs = 0;
+    for (int64_t i = 0, at = 0, length = longest; i < TOKENS; ++i) { /* lengths 1 .. longest in turn */
+      if (i == at + length) at = i, length = length % longest + 1;
+      begin[i] = at, documents += i == at, pairs += (double)(i - at + 1);
+    }
+    T_EXPECT_OK(attn_packing_of(begin, TOKENS, &packing));
+    T_EXPECT(packing.documents == documents && packing.pairs == pairs);
+    int64_t end = TOKENS, seen = 0;
+    while (end > 0) {
+      int64_t count = attn_documents_before(begin, end, group);
+      T_EXPECT(count >= 1 && count <= ATTN_DOCUMENTS && (count == ATTN_DOCUMENTS || group[0] == 0));
+      T_EXPECT_EQ_I64(group[count], end);
+      for (int64_t i = 0; i < count; ++i) {
+        T_EXPECT(group[i] < group[i + 1] && begin[group[i]] == group[i]);
+        T_EXPECT_EQ_I64(begin[group[i + 1] - 1], group[i]);
+      }
+      seen += count, end = group[0];
+    }
+    T_EXPECT_EQ_I64(seen, documents);
+  }
+  begin[400] = 401;
+  for (int64_t i = 401; i < TOKENS; ++i) begin[i] = 401;
+  T_EXPECT_STATUS(attn_packing_of(begin, TOKENS, &packing), LEV_ERR_ARG);
+  T_EXPECT(strstr(lev_detail(), "token 400 begins at 401") != NULL);
+  begin[400] = -1;
+  T_EXPECT_STATUS(attn_packing_of(begin, TOKENS, &packing), LEV_ERR_ARG);
+  T_EXPECT_OK(attn_packing_of(begin, 0, &packing));
+  T_EXPECT_EQ_I64(packing.documents, 0);
+}
+
 T_TEST(attention_workspace_is_a_cap) {
   for (int64_t tokens = 1 << 15; tokens <= 1 << 21; tokens *= 4) {
     for (int64_t heads = 8; heads <= 32; heads *= 2) {
@@ -128,21 +201,42 @@ T_TEST(attention_workspace_is_planned_by_setting_and_device) {
 
 /* The parts of a block's scratch lie one behind the other, aligned, inside what was counted. */
 T_TEST(attention_room_parts_do_not_overlap) {
-  static unsigned char memory[1 << 20];
+  static unsigned char memory[2 << 20];
   unsigned char *base = memory + (256 - (uintptr_t)memory % 256) % 256;
-  for (int bits = 0; bits < 8; ++bits) {
+  for (int bits = 0; bits < 16; ++bits) {
+    if ((bits & 10) == 10) continue; /* documents on a ring */
     attn_room_shape s = {.cut = {2, bits & 4 ? 1 : 3}, .per_key = 3, .queries = 37, .keys = 41, .dim = 8};
-    s.backward = bits & 1, s.ring = bits & 2;
+    s.backward = bits & 1, s.ring = bits & 2, s.documents = bits & 8 ? ATTN_DOCUMENTS : 0;
+    bool passes = s.backward && s.cut.per_key < s.per_key;
     attn_room room;
     size_t bytes = attn_room_carve(&s, base, &room), rows = (size_t)(s.cut.kv_heads * s.cut.per_key * s.queries);
     T_EXPECT_EQ_I64(bytes, attn_room_carve(&s, NULL, NULL));
     struct {
       const void *at;
       size_t bytes;
-    } part[] = {{room.lse, rows * 4},     {room.delta, rows * 4},    {room.dq_sum, rows * 32},
-                {room.o_part, rows * 16}, {room.k_part[0], 82 * 16}, {room.k_part[1], 82 * 16},
-                {room.k_sum[0], 82 * 32}, {room.k_sum[1], 82 * 32}};
-    const unsigned char *end = base + 256;
+    } part[] = {{room.lengths, 1024},
+                {room.lse, rows * 4},
+                {room.delta, rows * 4},
+                {room.dq_sum, rows * 32},
+                {room.o_part, rows * 16},
+                {room.q_part, rows * 16},
+                {room.dq_part, rows * 16},
+                {room.k_copy[0], 82 * 16},
+                {room.k_copy[1], 82 * 16},
+                {room.heads_part[0], rows * 16},
+                {room.heads_part[1], rows * 16},
+                {room.k_part[0], 82 * 16},
+                {room.k_part[1], 82 * 16},
+                {room.k_sum[0], 82 * 32},
+                {room.k_sum[1], 82 * 32}};
+    const unsigned char *end = base + (s.documents > 0 ? 2048 + 512 * ATTN_DOCUMENTS : 256);
+    for (int i = 0; i < ATTN_PLACES; ++i) {
+      const unsigned char *at = (const unsigned char *)room.places[i];
+      T_EXPECT((at != NULL) == (s.documents > 0));
+      if (!at) continue;
+      T_EXPECT((uintptr_t)at % LEV_ALIGN == 0 && at >= end);
+      end = at + (ATTN_DOCUMENTS + 1) * sizeof(int64_t);
+    }
     for (size_t i = 0; i < sizeof part / sizeof *part; ++i) {
       if (!part[i].at) continue;
       const unsigned char *at = part[i].at;
@@ -150,7 +244,10 @@ T_TEST(attention_room_parts_do_not_overlap) {
       end = at + part[i].bytes;
     }
     T_EXPECT(end <= base + bytes);
-    bool passes = s.backward && s.cut.per_key < s.per_key;
+    T_EXPECT((room.lengths != NULL) == (s.documents > 0));
+    T_EXPECT((room.dq_part != NULL) == (s.documents > 0 && s.backward) && !room.dq_part == !room.q_part);
+    T_EXPECT((room.k_copy[0] != NULL) == (s.documents > 0 && passes));
+    T_EXPECT((room.heads_part[0] != NULL) == (s.documents > 0 && s.backward && s.cut.per_key > 1));
     T_EXPECT((room.k_part[0] != NULL) == (passes || (s.ring && s.backward)));
     T_EXPECT((room.k_sum[0] != NULL) == (passes && !s.ring));
     T_EXPECT((room.o_part != NULL) == (s.ring && !s.backward) && (room.dq_sum != NULL) == s.backward);
@@ -167,7 +264,7 @@ static bool pick_route(attn_route *route) {
   return can;
 }
 
-/* Heads, ratios and sizes; lengths beside the library's tiles; rows of one fused buffer; rings. */
+/* Heads, ratios and sizes; lengths beside the library's tiles. */
 static const attn_case shapes[] = {
     {.ranks = 1, .seq = 2, .heads = 2, .kv_heads = 1, .dim = 64},
     {.ranks = 1, .seq = 64, .heads = 4, .kv_heads = 4, .dim = 128},
@@ -177,7 +274,9 @@ static const attn_case shapes[] = {
     {.ranks = 1, .seq = 129, .heads = 2, .kv_heads = 2, .dim = 256},
     {.ranks = 1, .seq = 511, .heads = 4, .kv_heads = 2, .dim = 128, .window = 100},
     {.ranks = 1, .seq = 200, .heads = 4, .kv_heads = 2, .dim = 64, .window = 1000},
-    {.ranks = 1, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 64, .document = 37},
+};
+
+static const attn_case rings[] = {
     {.ranks = 2, .seq = 333, .heads = 4, .kv_heads = 2, .dim = 64},
     {.ranks = 3, .seq = 600, .heads = 6, .kv_heads = 3, .dim = 128},
     {.ranks = 4, .seq = 257, .heads = 4, .kv_heads = 4, .dim = 64, .spare = 9},
@@ -186,13 +285,78 @@ static const attn_case shapes[] = {
     {.ranks = 5, .seq = 1111, .heads = 5, .kv_heads = 5, .dim = 32},
 };
 
-T_TEST(attention_cudnn_equals_the_full_matrix) {
+/* Lengths that divide nothing, of one token, at a tile's end and beyond; ends that fall within the last. */
+static const int64_t mixed[] = {1, 37, 128, 200, 1, 64, 3, 129, 2, 0}, few[] = {300, 150, 1, 0},
+                     last[] = {1, 1, 2000, 0};
+
+static const attn_case packings[] = {
+    {.ranks = 1, .seq = 700, .heads = 4, .kv_heads = 4, .dim = 128, .documents = mixed},
+    {.ranks = 1, .seq = 600, .heads = 4, .kv_heads = 2, .dim = 64, .documents = few, .window = 50},
+    {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 2, .dim = 16, .documents = few, .spare = 500},
+    {.ranks = 1, .seq = 300, .heads = 2, .kv_heads = 2, .dim = 256, .documents = mixed},
+    {.ranks = 1, .seq = 300, .heads = 2, .kv_heads = 1, .dim = 64, .documents = last},
+    {.ranks = 1, .seq = 333, .heads = 6, .kv_heads = 2, .dim = 64, .document = 333}, /* one */
+    {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 1, .dim = 64, .document = 2},   /* more than one call takes */
+    {.ranks = 1, .seq = 300, .heads = 2, .kv_heads = 2, .dim = 64, .document = 1},
+};
+
+static void check_all(const attn_case *cases, size_t count, int through, const char *what) {
   attn_route route;
   if (!pick_route(&route)) return;
-  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
-    attn_case c = shapes[i];
-    c.dtype = LEV_BF16, c.route = route;
-    attn_case_check(&c, TOLERANCE, "cuDNN");
+  for (size_t i = 0; i < count; ++i) {
+    attn_case c = cases[i];
+    c.dtype = LEV_BF16, c.route = route, c.through = through;
+    attn_case_check(&c, TOLERANCE, what);
+  }
+}
+T_TEST(attention_cudnn_equals_the_full_matrix) {
+  check_all(shapes, sizeof shapes / sizeof *shapes, 1, "cuDNN");
+}
+T_TEST(attention_cudnn_on_rings) {
+  check_all(rings, sizeof rings / sizeof *rings, 0, "cuDNN");
+}
+T_TEST(attention_cudnn_packed_documents) {
+  check_all(packings, sizeof packings / sizeof *packings, 1, "packed");
+}
+
+/* Rows further apart than they are long; with several query heads per key head, backward goes to our own kernels. */
+static const attn_case strided[] = {
+    {.ranks = 1, .seq = 300, .heads = 3, .kv_heads = 3, .dim = 48, .documents = few, .fused = true, .pad = 16},
+};
+static const attn_case strided_groups[] = {
+    {.ranks = 1, .seq = 400, .heads = 4, .kv_heads = 1, .dim = 64, .documents = mixed, .fused = true, .pad = 8},
+};
+T_TEST(attention_cudnn_packed_in_strided_rows) {
+  check_all(strided, sizeof strided / sizeof *strided, 1, "strided");
+  check_all(strided_groups, sizeof strided_groups / sizeof *strided_groups, 2, "strided");
+}
+
+/* Packed documents that go to our own kernels, in the memory planned for cuDNN. */
+T_TEST(attention_cudnn_packed_documents_left_out) {
+  static const attn_case cases[] = {
+      {.ranks = 1, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 64, .document = 37, .no_host = true},
+      {.ranks = 1, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 72, .document = 37},
+      {.ranks = 1, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 64, .documents = few, .fused = true},
+      {.ranks = 2, .seq = 160, .heads = 4, .kv_heads = 2, .dim = 64, .documents = mixed},
+  };
+  check_all(cases, sizeof cases / sizeof *cases, -1, "left out");
+}
+
+/* Where nothing is asked for, many short documents go to our own kernels; a long one among them makes up for their
+ * calls. */
+T_TEST(attention_cudnn_is_chosen_by_the_packing) {
+  static int64_t one_long[300] = {2200};
+  for (int i = 1; i < 299; ++i) one_long[i] = 1 + i % 3;
+  attn_route route;
+  if (!pick_route(&route)) return;
+  attn_case c = {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .spare = 1000};
+  attn_rig r;
+  const int64_t documents[] = {2, 3, 333};
+  for (int i = 0; i < 4; ++i) {
+    c.document = i < 3 ? documents[i] : 0, c.documents = i < 3 ? NULL : one_long, c.seq = i < 3 ? 600 : 2700;
+    c.through = i == 0 ? -1 : 1;
+    if (attn_rig_open(&r, &c)) attn_rig_run(&r, t_backend()), attn_rig_check(&r, TOLERANCE, "by the packing");
+    attn_rig_close(&r);
   }
 }
 
@@ -200,9 +364,10 @@ T_TEST(attention_cudnn_equals_the_full_matrix) {
 T_TEST(attention_cudnn_in_blocks_of_heads) {
   attn_route route;
   if (!pick_route(&route)) return;
-  for (int ranks = 1; ranks <= 2; ++ranks) {
+  for (int i = 0; i < 3; ++i) { /* one rank, two, one with documents */
+    int ranks = i == 1 ? 2 : 1;
     attn_case c = {.ranks = ranks, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64, .dtype = LEV_BF16};
-    c.route = route;
+    c.route = route, c.documents = i == 2 ? mixed : NULL, c.through = 1;
     attn_config config = attn_rig_config(&c);
     config.route = ATTN_CUDNN;
     size_t before = 0;
@@ -217,7 +382,7 @@ T_TEST(attention_cudnn_in_blocks_of_heads) {
       before = bytes, ++cuts;
       attn_case_check(&c, TOLERANCE, "blocks");
     }
-    T_EXPECT_MSG(cuts >= (ranks == 1 ? 4 : 2), "%d cuts on %d ranks", cuts, ranks);
+    T_EXPECT_MSG(cuts >= (i == 0 ? 4 : 2), "%d cuts on %d ranks", cuts, ranks);
   }
 }
 
