@@ -98,6 +98,7 @@ lev_status lev_attention_forward(const lev_layer_run *r, const void *in, lev_att
                             .v_stride = r->kv_cols,
                             .window = lev_layer_window(r->m, r->layer),
                             .doc_begin = rank->doc_begin,
+                            .doc_begin_host = rank->doc_begin_pinned,
                             .o = out.o,
                             .lse = out.lse};
   LEV_TRY(attn_forward(rank->attention, &args, rank->compute));
@@ -143,6 +144,7 @@ lev_status lev_attention_backward(const lev_layer_run *r, const void *in, lev_at
                              .v_stride = r->kv_cols,
                              .window = lev_layer_window(r->m, r->layer),
                              .doc_begin = rank->doc_begin,
+                             .doc_begin_host = rank->doc_begin_pinned,
                              .o = kept.o,
                              .lse = kept.lse,
                              .d_o = d_o,

@@ -152,7 +152,7 @@ attn_config lev_attention_config(const lev_config *c, const lev_model *m, int64_
   attn_config_init(&a);
   a.max_tokens = tokens, a.heads = m->heads, a.kv_heads = m->kv_heads, a.head_dim = m->head_dim;
   a.dtype = m->dtype, a.block_q = c->memory.attention_block_q, a.block_k = c->memory.attention_block_k;
-  a.route = (attn_route)c->run.attention, a.workspace = c->memory.attention_workspace;
+  a.route = (attn_route)c->run.attention, a.workspace = c->memory.attention_workspace, a.packed = c->data.packed;
   return a;
 }
 

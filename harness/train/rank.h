@@ -103,11 +103,11 @@ typedef struct lev_rank {
   /* pinned and host */
   int32_t *batch_pinned; /* [3, N] staging of tokens, labels, positions */
   double *sums_pinned;
-  void *route_bias_pinned; /* A [M, E], for checkpoints */
-  int64_t *doc_begin_pinned;
-  int32_t *sequence;  /* host [2, S]: tokens and labels of a whole sequence */
-  int32_t *documents; /* host [S + 1], see lev_loader_documents; NULL unless packed or masked */
-  void *staging;      /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
+  void *route_bias_pinned;   /* A [M, E], for checkpoints */
+  int64_t *doc_begin_pinned; /* attention reads it too */
+  int32_t *sequence;         /* host [2, S]: tokens and labels of a whole sequence */
+  int32_t *documents;        /* host [S + 1], see lev_loader_documents; NULL unless packed or masked */
+  void *staging;             /* host, lev_rank_staging_bytes: initial values, checkpoint pieces */
   lev_batch batch;
 } lev_rank;
 
