@@ -15,7 +15,11 @@ typedef struct shape {
   int64_t tokens, heads, kv_heads;
   attn_route route;
   int64_t row; /* scalars between tokens of q, k, v and their gradients; 0 = dense */
+  bool packed; /* the sequence is documents */
 } shape;
+
+/* Lengths of documents, unlike and beside every tile, in parts of 32,768. */
+static const int64_t documents[] = {12000, 7001, 5003, 3000, 2500, 1500, 1000, 764};
 
 /* A case's arrays in device memory, and its plan. */
 typedef struct job {
@@ -26,12 +30,16 @@ typedef struct job {
   lev_blocks blocks;
   void *q, *k, *v, *d_o, *o, *dq, *dk, *dv; /* bf16 [n, heads, DIM]; d_o and o dense */
   void *lse;                                /* f32 [n, heads] */
+  int64_t *begin;                           /* host [n]: first token of each one's document */
+  void *begin_on_device;                    /* NULL: one document */
+  double squares;                           /* sum of the squares of the documents' lengths */
 } job;
 
 static lev_status forward(bench *b, job *j) {
   LEV_TRY(attn_plan_bind(j->plan, ATTN_FORWARD, &j->blocks));
   attn_forward_args a = {.seq_len = j->n, .q = j->q, .k = j->k, .v = j->v, .o = j->o, .lse = j->lse};
   a.q_stride = j->q_row, a.k_stride = a.v_stride = j->k_row;
+  a.doc_begin = j->begin_on_device, a.doc_begin_host = j->begin;
   return attn_forward(j->plan, &a, bench_stream(b));
 }
 
@@ -50,6 +58,7 @@ static lev_status both(bench *b, void *ctx) {
                           .dk = j->dk,
                           .dv = j->dv};
   a.q_stride = a.dq_stride = j->q_row, a.k_stride = a.v_stride = a.dk_stride = a.dv_stride = j->k_row;
+  a.doc_begin = j->begin_on_device, a.doc_begin_host = j->begin;
   return attn_backward(j->plan, &a, bench_stream(b));
 }
 
@@ -62,6 +71,7 @@ enum { SAMPLES = 5 };
 
 typedef struct head {
   int64_t n;
+  const int64_t *begin;
   const lev_bf16 *kv, *qo, *o; /* (k, v), (q, d_o) and (o, o), row by row */
   const float *lse;
   double *p; /* [n] */
@@ -84,12 +94,13 @@ static const lev_bf16 *row_of(const lev_bf16 *pairs, int64_t i, int second) {
 static void query_row(const head *h, int64_t i, double *o, double *dq, double *lse) {
   const lev_bf16 *q = row_of(h->qo, i, 0), *d_o = row_of(h->qo, i, 1);
   double most = -INFINITY, sum = 0, delta = 0;
-  for (int64_t t = 0; t <= i; ++t) most = fmax(most, h->p[t] = h->scale * dot(q, row_of(h->kv, t, 0)));
-  for (int64_t t = 0; t <= i; ++t) sum += h->p[t] = exp(h->p[t] - most);
+  const int64_t first = h->begin[i];
+  for (int64_t t = first; t <= i; ++t) most = fmax(most, h->p[t] = h->scale * dot(q, row_of(h->kv, t, 0)));
+  for (int64_t t = first; t <= i; ++t) sum += h->p[t] = exp(h->p[t] - most);
   for (int x = 0; x < DIM; ++x) o[x] = dq[x] = 0;
-  for (int64_t t = 0; t <= i; ++t) add(o, h->p[t] /= sum, row_of(h->kv, t, 1));
+  for (int64_t t = first; t <= i; ++t) add(o, h->p[t] /= sum, row_of(h->kv, t, 1));
   for (int x = 0; x < DIM; ++x) delta += o[x] * (double)lev_bf16_to_f32(d_o[x]);
-  for (int64_t t = 0; t <= i; ++t)
+  for (int64_t t = first; t <= i; ++t)
     add(dq, h->scale * h->p[t] * (dot(d_o, row_of(h->kv, t, 1)) - delta), row_of(h->kv, t, 0));
   *lse = most + log(sum);
 }
@@ -97,7 +108,7 @@ static void query_row(const head *h, int64_t i, double *o, double *dq, double *l
 /* Adds one query head's share to dk and dv of row t. */
 static void key_row(const head *h, int64_t t, double *dk, double *dv) {
   const lev_bf16 *k = row_of(h->kv, t, 0), *v = row_of(h->kv, t, 1);
-  for (int64_t i = t; i < h->n; ++i) {
+  for (int64_t i = t; i < h->n && h->begin[i] == h->begin[t]; ++i) {
     const lev_bf16 *q = row_of(h->qo, i, 0), *d_o = row_of(h->qo, i, 1);
     double p = exp(h->scale * dot(q, k) - (double)h->lse[i]);
     add(dv, p, d_o);
@@ -124,7 +135,8 @@ typedef struct samples {
   double lse[SAMPLES], want_lse[SAMPLES];
 } samples;
 
-/* Not among the first, where a query sees so few keys that dq and dk are differences of much larger terms. */
+/* Not among the first (of a document), where a query sees so few keys that dq and dk are differences of much larger
+ * terms. */
 static int64_t sample_row(const job *j, int s) {
   return s == SAMPLES - 1 ? j->n - 1 : j->n * (s + 1) / SAMPLES + 3 * s;
 }
@@ -179,7 +191,7 @@ static lev_status compare(bench *b, const job *j) {
   float *lse = lev_calloc(LEV_HEAP_REPORT, (size_t)j->n, sizeof *lse);
   float *all = lev_calloc(LEV_HEAP_REPORT, rows, sizeof *all);
   double *p = lev_calloc(LEV_HEAP_REPORT, (size_t)j->n, sizeof *p);
-  head h = {.n = j->n, .lse = lse, .p = p, .scale = 1 / sqrt((double)DIM)};
+  head h = {.n = j->n, .begin = j->begin, .lse = lse, .p = p, .scale = 1 / sqrt((double)DIM)};
   lev_status st =
       s && lse && all && p ? lev_copy(bench_stream(b), all, j->lse, rows * sizeof *all, "bench.read") : LEV_ERR_NOMEM;
   if (st == LEV_OK) st = lev_stream_sync(bench_stream(b));
@@ -197,12 +209,32 @@ static lev_status compare(bench *b, const job *j) {
 
 /* ---- cases ---- */
 
+/* Where documents begin: on the host, and where there are several on the device too. */
+static lev_status open_documents(bench *b, const shape *s, job *j) {
+  const size_t count = s->packed ? sizeof documents / sizeof *documents : 1;
+  int64_t before = 0, row = 0;
+  j->begin = lev_calloc(LEV_HEAP_REPORT, (size_t)j->n, sizeof *j->begin);
+  if (!j->begin) return LEV_ERR_NOMEM;
+  for (size_t i = 0; i < count; ++i) {
+    int64_t first = row, end = i + 1 < count ? (before += documents[i]) * j->n / s->tokens : j->n;
+    for (; row < end; ++row) j->begin[row] = first;
+    j->squares += (double)(end - first) * (double)(end - first);
+  }
+  if (!s->packed) return LEV_OK;
+  size_t bytes = (size_t)j->n * sizeof *j->begin;
+  LEV_TRY(bench_alloc(b, bytes, &j->begin_on_device));
+  LEV_TRY(lev_copy(bench_stream(b), j->begin_on_device, j->begin, bytes, "bench.documents"));
+  return lev_stream_sync(bench_stream(b));
+}
+
 static lev_status open_job(bench *b, const shape *s, job *j) {
-  *j = (job){.n = bench_size(b, s->tokens, 300), .heads = s->heads, .kv_heads = s->kv_heads};
+  *j = (job){.n = bench_size(b, s->tokens, s->packed ? 1200 : 300), .heads = s->heads, .kv_heads = s->kv_heads};
   attn_config c;
   attn_config_init(&c);
   c.max_tokens = j->n, c.heads = j->heads, c.kv_heads = j->kv_heads, c.head_dim = DIM, c.dtype = LEV_BF16;
+  c.packed = s->packed;
   c.route = bench_backend(b) == LEV_BACKEND_CUDA ? s->route : ATTN_AUTO;
+  LEV_TRY(open_documents(b, s, j));
   LEV_TRY(lev_comm_hub_create(1, 60, &j->hub));
   LEV_TRY(lev_comm_local_join(j->hub, 0, bench_device(b), &j->comm));
   LEV_TRY(attn_plan_create(bench_device(b), j->comm, &c, &j->plan));
@@ -232,8 +264,8 @@ static lev_status measure(bench *b, job *j) {
   LEV_TRY(compare(b, j));
   double n = (double)j->n, heads = (double)j->heads, rows = 4 * heads + 4 * (double)j->kv_heads;
   bench_work work = {.once = both, .ctx = j, .held_bytes = j->blocks.bytes[LEV_MEM_DEVICE]};
-  work.bytes = n * DIM * 2 * rows;            /* read q, k, v, d_o, write o, dq, dk, dv */
-  work.flops = 3.5 * 2 * n * n * heads * DIM; /* causal: 2 products forward and 5 backward, half of each */
+  work.bytes = n * DIM * 2 * rows;                 /* read q, k, v, d_o, write o, dq, dk, dv */
+  work.flops = 3.5 * 2 * j->squares * heads * DIM; /* causal: 2 products forward and 5 backward, half of each */
   return bench_measure(b, &work, BENCH_TFLOPS);
 }
 
@@ -245,10 +277,11 @@ static lev_status run(bench *b, const void *arg) {
   attn_destroy(j.plan);
   lev_comm_destroy(j.comm);
   lev_comm_hub_destroy(j.hub);
+  lev_free(j.begin);
   return st != LEV_OK ? st : waited;
 }
 
-#define SHAPE(name, tokens, heads, kv_heads, route) static const shape name = {tokens, heads, kv_heads, route, 0}
+#define SHAPE(name, tokens, heads, kv_heads, route) static const shape name = {tokens, heads, kv_heads, route, 0, false}
 SHAPE(s32k, 32768, 16, 16, ATTN_AUTO);
 SHAPE(s32k_8, 32768, 8, 8, ATTN_AUTO);
 SHAPE(s32k_gqa, 32768, 16, 4, ATTN_AUTO);
@@ -260,13 +293,19 @@ SHAPE(s1m, 1048576, 8, 8, ATTN_AUTO);
 SHAPE(s1m_gqa, 1048576, 8, 2, ATTN_AUTO);
 SHAPE(s1m_16, 1048576, 16, 16, ATTN_AUTO);
 /* What a block of one head of 16 meets: rows so far apart that their places pass 2^32 scalars. */
-static const shape s2m = {2097152, 1, 1, ATTN_AUTO, 16 * DIM};
+static const shape s2m = {2097152, 1, 1, ATTN_AUTO, 16 * DIM, false};
+static const shape s32k_packed = {32768, 16, 16, ATTN_AUTO, 0, true};
+static const shape s32k_packed_gqa = {32768, 16, 4, ATTN_AUTO, 0, true};
+static const shape s32k_packed_tiled = {32768, 16, 16, ATTN_TILED, 0, true};
 
 static const bench_case cases[] = {
     {"attn.fwdbwd.32768", "32,768 tokens, 16 heads", run, &s32k, false},
     {"attn.fwdbwd.32768.h8", "32,768 tokens, 8 heads", run, &s32k_8, false},
     {"attn.fwdbwd.32768.gqa", "32,768 tokens, 16 query heads, 4 key heads", run, &s32k_gqa, false},
     {"attn.fwdbwd.32768.tiled", "32,768 tokens, 16 heads, our own kernels", run, &s32k_tiled, false},
+    {"attn.fwdbwd.32768.packed", "8 documents of 764 to 12,000 tokens, 16 heads", run, &s32k_packed, false},
+    {"attn.fwdbwd.32768.packed.gqa", "the same, 4 key heads", run, &s32k_packed_gqa, false},
+    {"attn.fwdbwd.32768.packed.tiled", "the same, 16 key heads, our own kernels", run, &s32k_packed_tiled, false},
     {"attn.fwdbwd.131072", "131,072 tokens, 16 heads", run, &s128k, true},
     {"attn.fwdbwd.131072.h8", "131,072 tokens, 8 heads", run, &s128k_8, true},
     {"attn.fwdbwd.131072.gqa", "131,072 tokens, 16 query heads, 4 key heads", run, &s128k_gqa, true},
