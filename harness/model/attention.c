@@ -75,10 +75,15 @@ void attn_config_init(attn_config *config) {
   *config = (attn_config){.size = sizeof *config, .dtype = LEV_F32};
 }
 
+/* Packed documents that one call of cuDNN takes under a configuration. */
+static int64_t documents_of(int ranks, const attn_config *c) {
+  return c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0 ? ATTN_DOCUMENTS : 0;
+}
+
 /* Whether a configuration goes through cuDNN where that is there; the same on every machine. */
 static bool library_fits(lev_backend target, int ranks, const attn_config *c) {
   bool can = target == LEV_BACKEND_CUDA && c->dtype == LEV_BF16 && c->head_dim % 8 == 0 && c->head_dim <= LIBRARY_DIM;
-  bool pays = c->max_tokens >= LIBRARY_TOKENS && ranks <= 1;
+  bool pays = c->max_tokens >= LIBRARY_TOKENS && (!c->packed || documents_of(ranks, c) > 0);
   return can && (c->route == ATTN_CUDNN || (c->route == ATTN_AUTO && pays));
 }
 
@@ -199,11 +204,6 @@ static lev_status plan_streams(attn_plan *p) {
 
 static int ring_groups(int ranks, const attn_config *c) {
   return ranks <= 1 ? 1 : (int)lev_min_i64(GROUPS, c->kv_heads);
-}
-
-/* Packed documents that one call of cuDNN takes under a configuration. */
-static int64_t documents_of(int ranks, const attn_config *c) {
-  return c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0 ? ATTN_DOCUMENTS : 0;
 }
 
 /* The blocks of heads of a phase under a cap, or the least ones; `bytes` is what they take. */

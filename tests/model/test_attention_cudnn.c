@@ -68,8 +68,6 @@ T_TEST(attention_workspace_follows_the_formula) {
   attn_config c = config_of(n, 8, 2, d);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 4, 4, n, d, false));
-  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
-  c.route = ATTN_CUDNN;
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + 2 * 8 * n * d);
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(1, 4, 4, n, d, true));
   c.workspace = backward_bytes(1, 4, 4, n, d, false); /* one key head and all its query heads */
@@ -87,9 +85,12 @@ T_TEST(attention_workspace_of_packed_documents) {
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD),
                   (int64_t)backward_bytes(2, 4, 4, n, d, false) + tables + copies);
+  T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0); /* left to our own kernels ... */
   c.head_dim = 72;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
+  c.route = ATTN_CUDNN; /* ... unless asked for, for calls without documents */
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 4, 4, n, 72, false));
-  c.head_dim = d, c.route = ATTN_CUDNN;
+  c.head_dim = d;
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(1, 4, 4, n, d, true));
   c.workspace = 1 << 20;
   dry_world w;
