@@ -75,9 +75,11 @@ void attn_config_init(attn_config *config) {
   *config = (attn_config){.size = sizeof *config, .dtype = LEV_F32};
 }
 
-/* Packed documents that one call of cuDNN takes under a configuration. */
+/* Packed documents that one call of cuDNN takes under a configuration. Several query heads per key head must be asked
+ * for: their backward pass has not run on a GPU since its last fault was mended. */
 static int64_t documents_of(int ranks, const attn_config *c) {
-  return c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0 ? ATTN_DOCUMENTS : 0;
+  bool can = c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0;
+  return can && (c->route == ATTN_CUDNN || c->heads == c->kv_heads) ? ATTN_DOCUMENTS : 0;
 }
 
 /* Whether a configuration goes through cuDNN where that is there; the same on every machine. */

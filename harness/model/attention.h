@@ -81,7 +81,7 @@ int64_t attn_token_position(int64_t seq_len, int ranks, int rank, int64_t row);
 /* ---- plan ---- */
 
 /* Which kernels a GPU uses: AUTO cuDNN where it is there, max_tokens is 1024 or more and, for packed documents, it
- * takes them; else our own. CUDNN asks for it whatever the length: a configuration that it does not take is
+ * takes them and R = 1; else our own. CUDNN asks for it whatever the length: a configuration that it does not take is
  * LEV_ERR_CONFIG, a machine without it LEV_ERR_UNSUPPORTED. The cpu has one set of kernels. */
 typedef enum attn_route { ATTN_AUTO, ATTN_CUDNN, ATTN_TILED } attn_route;
 

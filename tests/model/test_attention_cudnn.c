@@ -80,11 +80,16 @@ T_TEST(attention_workspace_follows_the_formula) {
  * cannot take packed have none. */
 T_TEST(attention_workspace_of_packed_documents) {
   const int64_t n = 4096, d = 64, tables = 154880 - 256, copies = 4 * 8 * n * d;
-  attn_config c = config_of(n, 8, 2, d);
+  attn_config c = config_of(n, 8, 8, d);
   c.packed = true;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
+  c.kv_heads = 2; /* must be asked for */
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 0);
+  c.route = ATTN_CUDNN;
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD),
                   (int64_t)backward_bytes(2, 4, 4, n, d, false) + tables + copies);
+  c.route = ATTN_AUTO;
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0); /* left to our own kernels ... */
   c.head_dim = 72;
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
@@ -350,7 +355,7 @@ T_TEST(attention_cudnn_is_chosen_by_the_packing) {
   for (int i = 1; i < 299; ++i) one_long[i] = 1 + i % 3;
   attn_route route;
   if (!pick_route(&route)) return;
-  attn_case c = {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 1, .dim = 64, .dtype = LEV_BF16, .spare = 1000};
+  attn_case c = {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 2, .dim = 64, .dtype = LEV_BF16, .spare = 1000};
   attn_rig r;
   const int64_t documents[] = {2, 3, 333};
   for (int i = 0; i < 4; ++i) {
