@@ -14,6 +14,7 @@
 #define BLOCK_TOKENS 128 /* ... and tokens: longer blocks waste more on the diagonal */
 #define BLOCK_KEYS 256
 #define CUDA_DIM 640                      /* head sizes whose smallest tiles fit a multiprocessor's shared memory */
+#define CUDA_HEADS 65535                  /* a grid's second dimension */
 #define CUDA_DIM_F64 320                  /* the same for f64 */
 #define GROUPS 2                          /* groups of key heads whose gradients travel separately */
 #define LIBRARY_DIM 256                   /* largest head size that cuDNN takes, in steps of 8 */
@@ -107,6 +108,9 @@ lev_status attn_supports(lev_backend backend, int ranks, const attn_config *c) {
   if (backend == LEV_BACKEND_CUDA && c->head_dim > most)
     return lev_fail(LEV_ERR_CONFIG, "attention: heads of %lld scalars, the kernels hold at most %lld (%s)",
                     (long long)c->head_dim, (long long)most, lev_dtype_name(c->dtype));
+  if (backend == LEV_BACKEND_CUDA && c->heads > CUDA_HEADS)
+    return lev_fail(LEV_ERR_CONFIG, "attention: %lld query heads on a GPU, the kernels take at most %d",
+                    (long long)c->heads, CUDA_HEADS);
   if ((unsigned)c->route > ATTN_TILED) return lev_fail(LEV_ERR_CONFIG, "attention: unknown route %d", (int)c->route);
   if (c->route == ATTN_CUDNN && !library_fits(backend, ranks, c))
     return lev_fail(LEV_ERR_CONFIG,

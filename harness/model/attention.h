@@ -97,7 +97,7 @@ typedef struct attn_config {
   int64_t block_k;    /* keys per block; 0 = chosen (256) */
   attn_route route;
   bool packed;      /* calls pack documents (doc_begin): cuDNN, where it is used, keeps room for theirs too */
-  size_t workspace; /* most bytes of attn.workspace; 0 = 256 MiB, or what one head takes if that is more */
+  size_t workspace; /* most bytes of attn.workspace; 0 = 256 MiB, or what one block takes if that is more */
 } attn_config;
 
 /* Defaults: everything zero but `size` and dtype f32. */

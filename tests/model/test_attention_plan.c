@@ -140,6 +140,9 @@ T_TEST(attention_refuses_bad_configurations) {
   c = good, c.heads = 5;
   T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CPU, 2, &c), LEV_ERR_CONFIG);
   T_EXPECT(strstr(lev_detail(), "5 query heads") != NULL);
+  c = good, c.heads = 65536;
+  T_EXPECT_OK(attn_supports(LEV_BACKEND_CPU, 2, &c));
+  T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CUDA, 2, &c), LEV_ERR_CONFIG);
   c = good, c.kv_heads = 0;
   T_EXPECT_STATUS(attn_supports(LEV_BACKEND_CPU, 2, &c), LEV_ERR_CONFIG);
   c = good, c.dtype = LEV_I32;
