@@ -30,8 +30,10 @@ static void ratio_text(double x, const char *format, char text[24]) {
 void bench_report_head(const bench *b) {
   FILE *out = b->options->out;
   if (b->options->json) return;
-  fprintf(out, "%s; copy %.3g GB/s (read + write), matrix product %.4g TFLOP/s; revision %s\n\n", b->device_name,
-          b->copy_ceiling * 1e-9, b->matmul_ceiling * 1e-12, bench_revision());
+  fprintf(out, "%s; copy %.3g GB/s (read + write), matrix product %.4g TFLOP/s; revision %s\n%s\n", b->device_name,
+          b->copy_ceiling * 1e-9, b->matmul_ceiling * 1e-12, bench_revision(),
+          bench_backend(b) == LEV_BACKEND_CPU ? "on the CPU, small shapes: they show that the cases run, not a speed\n"
+                                              : "");
   fprintf(out, "%-34s %18s %10s %17s %6s %7s %7s %11s %11s\n", "case", "value", "ms", "p10 .. p90", "copy", "matmul",
           "x plain", "bytes", "plain");
 }
