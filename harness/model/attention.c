@@ -475,6 +475,7 @@ static lev_status ring_start(ring_run *run, bool aligned) {
   run->step.workspace = p->workspace;
   run->step.forward_cut = p->cut[ATTN_FORWARD], run->step.backward_cut = p->cut[ATTN_BACKWARD];
   run->step.longest = c->max_tokens;
+  run->step.may_fall_back = c->route == ATTN_AUTO && p->size == 1;
   run->step.library = aligned && takes ? p->library : NULL;
   if (!run->step.library || !run->step.doc_begin) run->step.documents = NULL;
   p->last_library = run->step.library != NULL;

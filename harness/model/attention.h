@@ -37,9 +37,10 @@
  * library is loaded when the plan is made, from libcudnn.so.9; releases before 9.15.1 are refused. Its own scratch is
  * planned by formula, so a plan on a machine without it counts the same bytes; a larger demand is LEV_ERR_CAPACITY,
  * when the plan is made or, for other lengths and on a ring, at the first such call. Calls that the library does not
- * take go to our own kernels: a window with D > 1, pieces of fewer than two tokens, rows off 16-byte boundaries, and
- * packed documents where the configuration or the call leaves them out (packed, doc_begin_host) or, with ATTN_AUTO,
- * where there are so many and short ones that the library's calls would cost more than they save.
+ * take go to our own kernels: with ATTN_AUTO and D = 1 shapes that it has no plan for, a window with D > 1, pieces of
+ * fewer than two tokens, rows off 16-byte boundaries, and packed documents where the configuration or the call leaves
+ * them out (packed, doc_begin_host) or, with ATTN_AUTO, where there are so many and short ones that the library's calls
+ * would cost more than they save.
  *
  * All sums run in an order fixed by ranks, heads and blocks, so results do not depend on timing - except dq through
  * cuDNN, which adds its parts up in any order (f32), and so differs in its last bits from run to run.

@@ -417,7 +417,10 @@ template <class T, int R> lev_status try_forward(const attn_forward_step *a, cud
 
 template <class T> lev_status forward(const attn_forward_step *a, cudaStream_t stream) {
   bool taken = false;
-  if (a->step.library) return attn_library_forward(a, stream);
+  if (a->step.library) {
+    lev_status st = attn_library_forward(a, stream);
+    if (st != LEV_ERR_UNSUPPORTED || !a->step.may_fall_back) return st;
+  }
   if constexpr (sizeof(T) == sizeof(lev_bf16)) LEV_TRY(attn_mma_forward(a, stream, &taken));
   if constexpr (sizeof(T) < sizeof(double))
     if (!taken) LEV_TRY((try_forward<T, 4>(a, stream, &taken)));
@@ -439,7 +442,10 @@ template <class T, int R> lev_status try_backward(const attn_backward_step *a, c
 
 template <class T> lev_status backward(const attn_backward_step *a, cudaStream_t stream) {
   bool taken = false;
-  if (a->step.library) return attn_library_backward(a, stream);
+  if (a->step.library) {
+    lev_status st = attn_library_backward(a, stream);
+    if (st != LEV_ERR_UNSUPPORTED || !a->step.may_fall_back) return st;
+  }
   if constexpr (sizeof(T) == sizeof(lev_bf16)) LEV_TRY(attn_mma_backward(a, stream, &taken));
   if constexpr (sizeof(T) < sizeof(double))
     if (!taken) LEV_TRY((try_backward<T, 4>(a, stream, &taken)));

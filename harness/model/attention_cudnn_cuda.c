@@ -75,7 +75,9 @@ static void load(void) {
 static lev_status library_fail(cudnnStatus_t status, const char *what) {
   char words[256] = "";
   api.last_error(words, sizeof words);
-  return lev_fail(LEV_ERR_DEVICE, "attention: cuDNN, %s: %s (%s)", what, api.error_string(status), words);
+  bool unsupported = status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000;
+  return lev_fail(unsupported ? LEV_ERR_UNSUPPORTED : LEV_ERR_DEVICE, "attention: cuDNN, %s: %s (%s)", what,
+                  api.error_string(status), words);
 }
 #define CUDNN_TRY(call)                                                                                                \
   do {                                                                                                                 \
@@ -106,7 +108,7 @@ lev_status attn_cudnn_open(attn_cudnn **out) {
 void attn_cudnn_close(attn_cudnn *library) {
   if (!library) return;
   for (int i = 0; i < PLANS; ++i)
-    if (library->plans[i].taken) (void)api.descriptor_destroy(library->plans[i].plan);
+    if (library->plans[i].plan) (void)api.descriptor_destroy(library->plans[i].plan);
   (void)api.destroy(library->handle);
   lev_free(library);
 }
@@ -191,16 +193,17 @@ static lev_status find_plan(attn_cudnn *library, const attn_block_shape *shape, 
     if (p->taken && memcmp(&p->shape, shape, sizeof *shape) == 0) {
       p->used = library->clock;
       *out = p;
-      return LEV_OK;
+      return p->plan ? LEV_OK : no_plan(shape, "it had none before");
     }
     if (!p->taken || (oldest->taken && p->used < oldest->used)) oldest = p;
   }
-  cudnnBackendDescriptor_t plan;
-  LEV_TRY(make_plan(library, shape, &plan));
-  if (oldest->taken) (void)api.descriptor_destroy(oldest->plan);
-  *oldest = (block_plan){true, library->clock, *shape, plan};
+  cudnnBackendDescriptor_t plan = NULL;
+  lev_status st = make_plan(library, shape, &plan);
+  if (st != LEV_OK && st != LEV_ERR_UNSUPPORTED) return st;
+  if (oldest->plan) (void)api.descriptor_destroy(oldest->plan);
+  *oldest = (block_plan){true, library->clock, *shape, plan}; /* also that there is none: asking takes long */
   *out = oldest;
-  return LEV_OK;
+  return st;
 }
 
 lev_status attn_cudnn_prepare(attn_cudnn *library, const attn_block_shape *shape) {

@@ -45,6 +45,7 @@ typedef struct attn_step {
   void *scratch;            /* attn_scratch_scalars() of A */
   bool first, last;         /* step of the ring */
   attn_cudnn *library;      /* NULL: our own kernels. Set on all steps of a call or on none */
+  bool may_fall_back;       /* first and last step: to our own kernels, where the library has no plan for the shape */
   void *workspace;          /* attn_room_carve() of the cuts */
   attn_cut forward_cut, backward_cut;
 } attn_step;
