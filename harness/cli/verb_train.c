@@ -151,8 +151,8 @@ static lev_status on_started(void *ctx, int64_t first_step) {
   char path[1024];
   t->first_step = first_step;
   if (first_step > t->config.train.steps)
-    printf("nothing left to do: %lld of %lld steps are done; --checkpoint.resume=false starts over\n", (long long)(first_step - 1),
-           (long long)t->config.train.steps);
+    printf("nothing left to do: %lld of %lld steps are done; --checkpoint.resume=false starts over\n",
+           (long long)(first_step - 1), (long long)t->config.train.steps);
   else if (first_step > 1)
     printf("resumed: step %lld is next\n", (long long)first_step);
   return lev_metrics_open(&t->metrics, metrics_path(t, path), first_step > 1);

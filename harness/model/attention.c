@@ -44,7 +44,7 @@ struct attn_plan {
   size_t workspace_bytes[ATTN_PHASES];
   attn_cudnn *library; /* NULL: our own kernels */
   int64_t documents;   /* of one call of cuDNN; 0: it takes no packed documents */
-  bool last_library;   /* what the last call took */
+  bool last_library;   /* what the last call was given to */
 };
 
 /* ---- shards ---- */

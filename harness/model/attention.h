@@ -120,7 +120,7 @@ LEV_MUST_CHECK lev_status attn_plan_create(lev_device *device, lev_comm *context
                                            attn_plan **out);
 /* What runs the plan's calls, where they can take it: "own kernels" or the library's name and release. */
 const char *attn_plan_kernels(const attn_plan *plan);
-/* Whether the last call went to that library. */
+/* Whether the last call was given to that library; where it has no plan for the shape, our own kernels did the work. */
 bool attn_plan_through_library(const attn_plan *plan);
 /* Never frees caller memory; the streams it was used on must be idle. NULL is fine. */
 void attn_destroy(attn_plan *plan);
