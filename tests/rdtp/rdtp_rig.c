@@ -163,7 +163,7 @@ static lev_status world_open(rig *r, int rank, rig_world *w) {
   else
     LEV_TRY(lev_comm_dry_create(r->c.ranks, rank, w->device, &w->comm));
   LEV_TRY(lev_stream_create(w->device, "compute", &w->stream));
-  size_t scratch = lev_gemm_workspace_bytes(dry ? LEV_BACKEND_CPU : r->backend, r->c.dtype);
+  size_t scratch = lev_gemm_workspace_bytes(dry ? t_backend() : r->backend, r->c.dtype);
   LEV_TRY(lev_device_alloc(w->device, LEV_MEM_DEVICE, scratch, &w->workspace));
   lev_stream_set_workspace(w->stream, w->workspace, scratch);
   rdtp_config config = rig_config(&r->c);
