@@ -32,12 +32,12 @@ lev_status find_encode(encode_fn *out) {
   return LEV_OK;
 }
 
-/* Row-major bf16 [rows, cols] in boxes of 64 x 64; what lies outside is read as zeros. */
-lev_status make_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t ld) {
+/* Row-major bf16 [rows, cols] in boxes of box_rows x 64; what lies outside is read as zeros. */
+lev_status make_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t ld, int box_rows) {
   encode_fn encode = nullptr;
   LEV_TRY(find_encode(&encode));
   cuuint64_t sizes[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, stride = (cuuint64_t)ld * 2;
-  cuuint32_t box[2] = {64, 64}, steps[2] = {1, 1};
+  cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, steps[2] = {1, 1};
   CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), sizes, &stride, box,
                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -122,7 +122,8 @@ template <class S> lev_status fill_groups(const lev_gemm_grouped_args *a, const 
     if constexpr (S::by_depth)
       p->c[i] = a->each[at];
     else
-      LEV_TRY(make_map(&p->b[i], a->each[at], g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, g->ldb));
+      LEV_TRY(S::trans_b ? make_map(&p->b[i], a->each[at], g->n, g->k, g->ldb, S::copy_b)
+                         : make_map(&p->b[i], a->each[at], g->k, g->n, g->ldb, kStep));
   }
   p->first_tile[b.groups] = (int32_t)tiles;
   return LEV_OK;
@@ -149,10 +150,10 @@ template <class S> lev_status launch(const lev_gemm_grouped_args *a, const batch
   p.ldc = g->ldc, p.m = (int32_t)g->m, p.n = (int32_t)g->n, p.k = (int32_t)g->k;
   p.ordered = false;
   LEV_TRY(fill_groups<S>(a, b, &p));
-  LEV_TRY(make_map(&p.a, g->a, rows, S::by_depth ? g->m : g->k, g->lda));
+  LEV_TRY(make_map(&p.a, g->a, rows, S::by_depth ? g->m : g->k, g->lda, S::by_depth ? kStep : S::copy_a));
   int workers = std::max(1, processors / S::blocks);
   if constexpr (S::by_depth) {
-    LEV_TRY(make_map(&p.b[0], g->b, rows, g->n, g->ldb));
+    LEV_TRY(make_map(&p.b[0], g->b, rows, g->n, g->ldb, kStep));
     order_tiles(&p, workers);
   } else {
     p.c[0] = g->c;

@@ -3,8 +3,8 @@
  *
  * A block of three warpgroups works off tiles of 128 x 256. One warp of the first copies boxes of 64 x 64 elements of A
  * and B into a ring of kStages stages (bulk tensor copies, 128-byte swizzle); each of the other two multiplies 64 rows
- * of the tile and stores them from its registers. The two run apart by up to the depth of the ring, so that one stores
- * while the other multiplies. Two blocks make a cluster and share the boxes they have in common: neighbours along M
+ * of the tile and stores them. The two run apart by up to the depth of the ring, so that one stores while the other
+ * multiplies. Long products run at the chip's power limit, so that every instruction saved in these loops is speed. Two blocks make a cluster and share the boxes they have in common: neighbours along M
  * share B, neighbours along N share A; each fetches half of them for both.
  *
  * Ragged groups. By rows (forward, gradient of the input): a tile that passes the end of its group multiplies rows of
@@ -25,7 +25,9 @@ constexpr int kTileM = 128, kTileN = 256, kStep = 64; /* of one block; depth of 
 constexpr int kStages = 4;
 constexpr uint32_t kBox = 64 * 64 * 2, kBoxesA = kTileM / 64, kBoxesB = kTileN / 64; /* boxes of 8 KiB */
 constexpr uint32_t kStage = (kBoxesA + kBoxesB) * kBox;
-constexpr uint32_t kShared = kStages * kStage + 2 * kStages * 8 + 1024; /* 1024: the ring is aligned to that */
+constexpr uint32_t kSlice = 16 * 64 * 2; /* results in bf16 that a warp turns around at a time */
+constexpr uint32_t kSlices = 8 * kSlice;
+constexpr uint32_t kShared = kStages * kStage + kSlices + 2 * kStages * 8 + 1024; /* 1024: alignment of the ring */
 constexpr int kThreads = 384;
 constexpr int kPanel = 2048;  /* columns of C that are worked off together, for reuse in L2 */
 constexpr int kOrder = 4096;  /* tiles whose order a launch can prescribe */
@@ -41,6 +43,8 @@ template <bool by_depth_, bool trans_b_, class Out_, bool accumulate_, pairing p
   using Out = Out_;
   static constexpr pairing pair = pair_;
   static constexpr int blocks = pair_ == PAIR_NONE ? 1 : 2;
+  static constexpr int copy_a = kTileM / (pair_ == PAIR_ALONG_N ? 2 : 1); /* rows of A, and of B, that a block */
+  static constexpr int copy_b = kTileN / (pair_ == PAIR_ALONG_M ? 2 : 1); /* copies at once where K is inside */
   static constexpr int span_m = kTileM * (pair_ == PAIR_ALONG_M ? 2 : 1); /* of a cluster's tile */
   static constexpr int span_n = kTileN * (pair_ == PAIR_ALONG_N ? 2 : 1);
 };
@@ -116,7 +120,7 @@ struct place {
   }
 };
 struct ring {
-  uint32_t data, full, empty; /* shared addresses */
+  uint32_t data, slices, full, empty; /* shared addresses */
   __device__ __forceinline__ uint32_t a(uint32_t stage) const { return data + stage * kStage; }
   __device__ __forceinline__ uint32_t b(uint32_t stage) const { return data + stage * kStage + kBoxesA * kBox; }
   __device__ __forceinline__ uint32_t filled(uint32_t stage) const { return full + stage * 8; }
@@ -125,15 +129,19 @@ struct ring {
 
 /* ---- the warp that copies ---- */
 
-/* Box i of an operand whose rows (M or N) start at `row`: stored [rows, K] or, transposed, [K, rows]. */
-template <bool k_inside>
-__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap *map, uint32_t full, int row, int k, int i,
-                                         bool shared) {
-  int x = k_inside ? k : row + 64 * i, y = k_inside ? row + 64 * i : k;
-  if (shared)
-    lev_tma_load_to(to + i * kBox, map, full, x, y, 3);
-  else
-    lev_tma_load(to + i * kBox, map, full, x, y);
+/* `count` boxes, from box `first` on, of an operand whose rows (M or N) start at `row`. Stored [rows, K], a copy
+ * fetches all boxes of a block (copy_rows); stored [K, rows], one. */
+template <bool k_inside, int copy_rows, bool shared>
+__device__ __forceinline__ void load_boxes(uint32_t to, const CUtensorMap *map, uint32_t full, int row, int k,
+                                           int first, int count) {
+#pragma unroll
+  for (int i = 0; i < count; i += k_inside ? copy_rows / 64 : 1) {
+    int at = row + 64 * (first + i), x = k_inside ? k : at, y = k_inside ? at : k;
+    if (shared)
+      lev_tma_load_to(to + (first + i) * kBox, map, full, x, y, 3);
+    else
+      lev_tma_load(to + (first + i) * kBox, map, full, x, y);
+  }
 }
 
 template <class S>
@@ -142,15 +150,11 @@ __device__ __forceinline__ void load_stage(const params<S::by_depth> &p, const r
   constexpr bool share_a = S::pair == PAIR_ALONG_N, share_b = S::pair == PAIR_ALONG_M;
   constexpr int n_a = share_a ? kBoxesA / 2 : kBoxesA, n_b = share_b ? kBoxesB / 2 : kBoxesB;
   uint32_t full = r.filled(stage);
-  int k_a = S::by_depth ? t.begin + k : k, row_a = S::by_depth ? t.m : t.begin + t.m;
+  int at = S::by_depth ? t.begin + k : k, row_a = S::by_depth ? t.m : t.begin + t.m;
   lev_barrier_expect(full, kStage);
-#pragma unroll
-  for (int i = 0; i < n_a; ++i)
-    load_box<!S::by_depth>(r.a(stage), &p.a, full, row_a, k_a, i + (share_a ? (int)rank * n_a : 0), share_a);
-  const CUtensorMap *map = &p.b[S::by_depth ? 0 : t.group];
-#pragma unroll
-  for (int i = 0; i < n_b; ++i)
-    load_box<S::trans_b>(r.b(stage), map, full, t.n, k_a, i + (share_b ? (int)rank * n_b : 0), share_b);
+  load_boxes<!S::by_depth, S::copy_a, share_a>(r.a(stage), &p.a, full, row_a, at, share_a ? (int)rank * n_a : 0, n_a);
+  load_boxes<S::trans_b, S::copy_b, share_b>(r.b(stage), &p.b[S::by_depth ? 0 : t.group], full, t.n, at,
+                                             share_b ? (int)rank * n_b : 0, n_b);
 }
 
 template <class S>
@@ -170,12 +174,13 @@ __device__ void copy_tiles(const params<S::by_depth> &p, tiles<S> todo, const ri
 
 /* ---- the warpgroups that multiply ---- */
 
-/* This warp has read the stage: tells every block that copies into it. */
-template <class S> __device__ __forceinline__ void release(const ring &r, uint32_t stage, int lane) {
-  if (lane < S::blocks) lev_barrier_arrive_at(r.emptied(stage), (uint32_t)lane);
+/* This warp has read the stage: tells every block that copies into it, a lane each. `emptied`: the barriers of the
+ * lane's block. */
+template <class S> __device__ __forceinline__ void release(uint32_t emptied, uint32_t stage, int lane) {
+  if (lane < S::blocks) lev_barrier_arrive_at(emptied + stage * 8);
 }
 
-/* Rows `valid` to 63 of all boxes of the stage become zero. Both warpgroups. */
+/* Rows `valid` to 63 of all boxes of the stage become zero. Both warpgroups that multiply. */
 __device__ __forceinline__ void blank_rows(const ring &r, uint32_t stage, int valid) {
   constexpr int boxes = kBoxesA + kBoxesB;
   int rest = (kStep - valid) * 8; /* 16-byte units of a box */
@@ -190,35 +195,37 @@ __device__ __forceinline__ void blank_rows(const ring &r, uint32_t stage, int va
 
 /* The sums of 64 rows, stage by stage; all stages are released. */
 template <class S>
-__device__ __forceinline__ void multiply(const ring &r, place *at, int depth, int group64, int lane, float (&d)[128]) {
+__device__ __forceinline__ void multiply(const ring &r, uint32_t emptied, place *at, int depth, int group64, int lane,
+                                         float (&d)[128]) {
   constexpr uint32_t step_a = S::by_depth ? 16 * 128 : 32, step_b = S::trans_b ? 32 : 16 * 128; /* of K = 16 */
+  uint32_t first_a = lev_wgmma_operand(r.a(0) + group64 * kBox, kBox), first_b = lev_wgmma_operand(r.b(0), kBox);
   uint32_t before = 0;
 #pragma unroll 1
   for (int k = 0; k < depth; k += kStep, at->next()) {
     lev_barrier_wait(r.filled(at->stage), at->parity);
     if (S::by_depth && depth - k < kStep) blank_rows(r, at->stage, depth - k);
-    uint64_t a = lev_wgmma_operand(r.a(at->stage) + group64 * kBox, kBox, 1024);
-    uint64_t b = lev_wgmma_operand(r.b(at->stage), kBox, 1024);
+    uint32_t a = first_a + at->stage * (kStage >> 4), b = first_b + at->stage * (kStage >> 4);
     lev_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStep / 16; ++i)
       lev_wgmma_64x256<S::by_depth, !S::trans_b>(d, a + i * (step_a >> 4), b + i * (step_b >> 4), k > 0 || i > 0);
     lev_wgmma_commit();
     lev_wgmma_wait<1>();
-    if (k > 0) release<S>(r, before, lane);
+    if (k > 0) release<S>(emptied, before, lane);
     before = at->stage;
   }
   lev_wgmma_wait<0>();
-  if (depth > 0) release<S>(r, before, lane);
+  if (depth > 0) release<S>(emptied, before, lane);
 }
 
 /* By rows: a warpgroup whose rows are all past the end. By depth it multiplies its zeros: both are needed where rows
  * are blanked. */
-template <class S> __device__ __forceinline__ void pass_by(const ring &r, place *at, int depth, int lane) {
+template <class S>
+__device__ __forceinline__ void pass_by(const ring &r, uint32_t emptied, place *at, int depth, int lane) {
 #pragma unroll 1
   for (int k = 0; k < depth; k += kStep, at->next()) {
     lev_barrier_wait(r.filled(at->stage), at->parity);
-    release<S>(r, at->stage, lane);
+    release<S>(emptied, at->stage, lane);
   }
 }
 
@@ -246,44 +253,60 @@ __device__ __forceinline__ void store_16(void *to, uint32_t a, uint32_t b, uint3
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* Lane q of four holds in word i what belongs into word q of lane i. */
-__device__ __forceinline__ void transpose_4x4(uint32_t (&w)[4], int q) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    bool set = q & bit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (!(i & bit)) { /* the words i and i + bit of lanes q and q + bit: one of each changes places */
-        uint32_t other = from_lane_xor(pick(set, w[i], w[i + bit]), bit);
-        w[i] = pick(set, other, w[i]), w[i + bit] = pick(set, w[i + bit], other);
-      }
-  }
+/* Four matrices of 8 x 8 elements of 16 bits: lane l holds two neighbours of row l / 4 of each and names the shared
+ * address of row l % 8 of matrix l / 8. */
+__device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t two_bf16(float a, float b) {
+  __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+  uint32_t out;
+  memcpy(&out, &two, 4);
+  return out;
 }
 
-/* Stores 64 rows by 16 bytes a thread: `c` at the first row and column, `rows` and `columns` of them exist. */
+/* Stores 64 rows: `c` at the first row and column, `rows` and `columns` of them exist. bf16: a warp turns its 16 rows
+ * around in shared memory, 64 columns at a time (16-byte units, swizzled), so that a row is stored by whole lines. */
 template <bool accumulate>
-__device__ __forceinline__ void store_rows(const float (&d)[128], lev_bf16 *c, int64_t ldc, int rows, int columns) {
+__device__ __forceinline__ void store_rows(const float (&d)[128], lev_bf16 *c, int64_t ldc, int rows, int columns,
+                                           const ring &r) {
   static_assert(!accumulate, "C += in bf16");
-  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, q = lane % 4;
+  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row8 = lane % 8;
+  uint32_t slice = r.slices + (threadIdx.x / 32 - 4) * kSlice;
+  uint32_t in = slice + (lane / 8 % 2 * 8 + row8) * 128, unit = (uint32_t)(lane / 16) ^ (uint32_t)row8;
+  uint32_t out = slice + lane / 8 * 128, out_unit = (uint32_t)row8 ^ (uint32_t)(lane / 8);
+  c += (int64_t)(warp * 16 + lane / 8) * ldc + 8 * row8;
+  rows -= warp * 16 + lane / 8, columns -= 8 * row8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int row = warp * 16 + lane / 4 + 8 * half;
+  for (int j = 0; j < kTileN / 64; ++j) {
+    const float *x = d + 32 * j;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) { /* 32 columns: four of 8, one of them for each lane of four */
-      uint32_t w[4];
+    for (int i = 0; i < 4; ++i, x += 8)
+      store_matrices(in + ((unit ^ 2 * i) << 4), two_bf16(x[0], x[1]), two_bf16(x[2], x[3]), two_bf16(x[4], x[5]),
+                     two_bf16(x[6], x[7]));
+    __syncwarp();
+    uint4 y[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        __nv_bfloat162 two = __floats2bfloat162_rn(d[16 * j + 4 * i + 2 * half], d[16 * j + 4 * i + 2 * half + 1]);
-        memcpy(&w[i], &two, 4);
-      }
-      transpose_4x4(w, q);
-      int column = 32 * j + 8 * q;
-      if (row < rows && column < columns) store_16(c + row * ldc + column, w[0], w[1], w[2], w[3]);
-    }
+    for (int i = 0; i < 4; ++i) y[i] = load_shared_16(out + i * 512 + ((out_unit ^ i % 2 * 4) << 4));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (4 * i < rows && 64 * j < columns) store_16(c + 4 * i * ldc + 64 * j, y[i].x, y[i].y, y[i].z, y[i].w);
+    __syncwarp();
   }
 }
 template <bool accumulate>
-__device__ __forceinline__ void store_rows(const float (&d)[128], float *c, int64_t ldc, int rows, int columns) {
+__device__ __forceinline__ void store_rows(const float (&d)[128], float *c, int64_t ldc, int rows, int columns,
+                                           const ring &) {
   int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, q = lane % 4;
   bool odd = q & 1;
   int in_pair = 4 * (q / 2) + (odd ? 8 : 0); /* column within 16: even lanes take the first 8, odd ones the others */
@@ -325,13 +348,14 @@ template <class Out> __device__ __forceinline__ void store_zeros(Out *c, int64_t
 template <class S>
 __device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, const ring &r, int group64, int lane) {
   using Out = typename S::Out;
+  uint32_t emptied = lev_cluster_address(r.empty, (uint32_t)lane % S::blocks);
   place at;
   tile t;
   float d[128];
   while (todo.next(&t)) {
     int rows = t.rows - group64 * 64;
     if (!S::by_depth && (rows <= 0 || t.n >= p.n)) {
-      pass_by<S>(r, &at, t.depth, lane);
+      pass_by<S>(r, emptied, &at, t.depth, lane);
       continue;
     }
     Out *c = static_cast<Out *>(p.c[S::by_depth ? t.group : 0]) +
@@ -340,8 +364,8 @@ __device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, cons
       if (!S::accumulate) store_zeros(c, p.ldc, rows, p.n - t.n);
       continue;
     }
-    multiply<S>(r, &at, t.depth, group64, lane, d);
-    store_rows<S::accumulate>(d, c, p.ldc, rows, p.n - t.n);
+    multiply<S>(r, emptied, &at, t.depth, group64, lane, d);
+    store_rows<S::accumulate>(d, c, p.ldc, rows, p.n - t.n, r);
   }
 }
 
@@ -355,8 +379,9 @@ __global__ void __cluster_dims__(S::blocks, 1, 1) __launch_bounds__(kThreads, 1)
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t rank = S::blocks == 1 ? 0 : lev_cluster_rank();
   ring r;
-  r.data = (lev_shared_address(shared) + 1023) & ~1023u;
-  r.full = r.data + kStages * kStage, r.empty = r.full + kStages * 8;
+  /* Through a shuffle, or the compiler would work the address out again in every loop. */
+  r.data = __shfl_sync(0xffffffffu, (lev_shared_address(shared) + 1023) & ~1023u, 0);
+  r.slices = r.data + kStages * kStage, r.full = r.slices + kSlices, r.empty = r.full + kStages * 8;
   for (int i = threadIdx.x; i <= p.groups; i += kThreads) {
     groups.first_tile[i] = p.first_tile[i];
     if (i < p.groups) groups.begin[i] = p.begin[i], groups.rows[i] = p.rows[i];

@@ -41,12 +41,15 @@ __device__ __forceinline__ void lev_barriers_ready() {
 __device__ __forceinline__ void lev_barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-/* Arrives at the barrier that lies at the same place in block `rank` of the cluster. One thread. */
-__device__ __forceinline__ void lev_barrier_arrive_at(uint32_t barrier, uint32_t rank) {
-  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-               "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-               "r"(rank)
-               : "memory");
+/* The same place in the shared memory of block `rank` of the cluster. */
+__device__ __forceinline__ uint32_t lev_cluster_address(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+/* Arrives at a barrier of any block of the cluster, at its lev_cluster_address. One thread. */
+__device__ __forceinline__ void lev_barrier_arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /* Waits until the phase of this parity is over. Any threads. */
 __device__ __forceinline__ void lev_barrier_wait(uint32_t barrier, uint32_t parity) {
@@ -107,20 +110,22 @@ template <int pending> __device__ __forceinline__ void lev_wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* Descriptor of an operand in 128-byte swizzled tiles, 1024-byte aligned. `leading`, `stride`: bytes between blocks of
- * 64 elements along the contiguous dimension (used where that is M or N) and between groups of 8 rows. */
-__device__ __forceinline__ uint64_t lev_wgmma_operand(uint32_t address, uint32_t leading, uint32_t stride) {
-  return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
-         (uint64_t)1 << 62;
+/* Descriptor of an operand in 128-byte swizzled tiles, 1024-byte aligned, with groups of 8 rows 1024 bytes apart: its
+ * low word. `leading`: bytes between blocks of 64 elements along the contiguous dimension (used where that is M or N).
+ * An offset of n bytes inside the tile adds n / 16. The high word is the same for all of them. */
+__device__ __forceinline__ uint32_t lev_wgmma_operand(uint32_t address, uint32_t leading) {
+  return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
 }
+#define LEV_WGMMA_HIGH "0x40000040" /* groups of 8 rows: 1024 / 16; bit 62: swizzle of 128 bytes */
 
 /* d [64, 256] = A [64, 16] B [16, 256] + (accumulate ? d : 0), bf16 operands in shared memory, by one warpgroup.
  * trans_a, trans_b: 0 where K is the contiguous dimension, 1 where it is M or N. Thread t of the warpgroup holds rows
  * t / 32 * 16 + t % 32 / 4 (+ 8) and columns 8 i + t % 4 * 2 (+ 1): d[4 i], d[4 i + 1] of the first row, d[4 i + 2],
  * d[4 i + 3] of the second. */
 template <int trans_a, int trans_b>
-__device__ __forceinline__ void lev_wgmma_64x256(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+__device__ __forceinline__ void lev_wgmma_64x256(float (&d)[128], uint32_t a, uint32_t b, int accumulate) {
+  asm volatile("{\n.reg .pred add;\n.reg .b64 a, b;\nsetp.ne.b32 add, %130, 0;\n"
+               "mov.b64 a, {%128, " LEV_WGMMA_HIGH "};\nmov.b64 b, {%129, " LEV_WGMMA_HIGH "};\n"
                "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -130,13 +135,13 @@ __device__ __forceinline__ void lev_wgmma_64x256(float (&d)[128], uint64_t a, ui
                "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
                "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-               "%128, %129, add, 1, 1, %131, %132;\n}"
+               "a, b, add, 1, 1, %131, %132;\n}"
 #define D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D(i), D(i + 4), D(i + 8), D(i + 12)
                : D16(0), D16(16), D16(32), D16(48), D16(64), D16(80), D16(96), D16(112)
 #undef D16
 #undef D
-               : "l"(a), "l"(b), "r"(accumulate), "n"(trans_a), "n"(trans_b));
+               : "r"(a), "r"(b), "r"(accumulate), "n"(trans_a), "n"(trans_b));
 }
 
 #endif
