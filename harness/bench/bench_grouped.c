@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Area grouped: the three products of experts (lev_gemm_grouped), bf16, 2048 -> 1536; weights' gradients are written in
  * bf16 (wgrad) or added to f32 (wgrad_add). Beside it, as plain, one product per expert (lev_gemm). On the CPU f32 and
- * small.
- *
- * A repetition is CALLS calls in a row, as a step enqueues them: what the host does for one goes on under the kernels
- * of the one before. */
+ * small. */
 #include <string.h>
 
 #include "common/gemm.h"
 #include "harness/bench/bench_impl.h"
 
-enum { GROUPS = 64, SAMPLES = 8, CALLS = 4 };
+enum { GROUPS = 64, SAMPLES = 8 };
 
 typedef enum product { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ADDED_GRADIENT } product;
 typedef enum spread { BALANCED, SKEWED, SMALL } spread;
@@ -45,8 +42,7 @@ static int64_t spread_rows(spread how, int64_t groups, int64_t total, int64_t *r
 
 static lev_status grouped(bench *b, void *ctx) {
   const experts *e = ctx;
-  for (int i = 0; i < CALLS; ++i) LEV_TRY(lev_gemm_grouped(bench_stream(b), &e->args));
-  return LEV_OK;
+  return lev_gemm_grouped(bench_stream(b), &e->args);
 }
 
 static lev_gemm_args one_expert(const experts *e, int64_t g) {
@@ -63,11 +59,10 @@ static lev_gemm_args one_expert(const experts *e, int64_t g) {
 
 static lev_status expert_by_expert(bench *b, void *ctx) {
   const experts *e = ctx;
-  for (int i = 0; i < CALLS; ++i)
-    for (int64_t g = 0; g < e->args.groups; ++g) {
-      lev_gemm_args one = one_expert(e, g);
-      LEV_TRY(lev_gemm(bench_stream(b), &one));
-    }
+  for (int64_t g = 0; g < e->args.groups; ++g) {
+    lev_gemm_args one = one_expert(e, g);
+    LEV_TRY(lev_gemm(bench_stream(b), &one));
+  }
   return LEV_OK;
 }
 
@@ -137,8 +132,8 @@ static lev_status run(bench *b, const void *arg) {
   double unit = (double)lev_dtype_bytes(e.args.gemm.ab_type), weights = (double)(out * in * e.args.groups);
   double each = s->what == ADDED_GRADIENT ? 8 : unit; /* bytes moved per weight or its gradient */
   bench_work work = {.once = grouped, .plain = expert_by_expert, .ctx = &e};
-  work.flops = CALLS * 2.0 * (double)rows * (double)out * (double)in;
-  work.bytes = CALLS * ((double)(rows * (out + in)) * unit + weights * each);
+  work.flops = 2.0 * (double)rows * (double)out * (double)in;
+  work.bytes = (double)(rows * (out + in)) * unit + weights * each;
   LEV_TRY(bench_measure(b, &work, BENCH_TFLOPS));
   if (s->what != ADDED_GRADIENT) LEV_TRY(compare(b, &e)); /* once more, after many calls in a row */
   return bench_add(b, ".tflops", b->result.value, "TFLOP/s");

@@ -13,7 +13,10 @@ extern "C" {
 #define BENCH_REPETITIONS 20
 #define BENCH_LEAST 3
 #define BENCH_LONG 5.0 /* seconds: work as long as that needs no warming up */
-#define BENCH_WARM 0.5 /* seconds of warming up on a GPU, until its clocks are those of steady work */
+#define BENCH_WARM 1.0 /* seconds of warming up on a GPU, until its clocks are those of steady work */
+/* Seconds of a repetition on a GPU, at least: so many calls in a row. Twenty cover the second in which a GPU at its
+ * power limit moves its clocks up and down, by 7 % with matrix products: single calls would sample one phase of it. */
+#define BENCH_SPAN 0.05
 #define BENCH_WARM_RUNS 10000 /* at most */
 
 struct bench {

@@ -89,16 +89,15 @@ lev_status bench_put(bench *b, void *to, const void *host, size_t bytes) {
 
 lev_status bench_read_strided(bench *b, lev_dtype dtype, const void *from, int64_t first, int64_t stride, int64_t count,
                               double *out) {
-  size_t unit = lev_dtype_bytes(dtype);
-  char *host = lev_calloc(LEV_HEAP_REPORT, (size_t)count, unit);
-  const char *at = (const char *)from + (size_t)first * unit;
-  lev_status st = host ? LEV_OK : LEV_ERR_NOMEM;
-  if (host && stride == 1) st = lev_copy(b->stream, host, at, (size_t)count * unit, "bench.read");
-  for (int64_t i = 0; i < count && stride != 1 && st == LEV_OK; ++i)
-    st = lev_copy(b->stream, host + (size_t)i * unit, at + (size_t)(i * stride) * unit, unit, "bench.read");
-  lev_status waited = lev_stream_sync(b->stream); /* also after a failure: copies may be under way */
+  if (count <= 0) return LEV_OK;
+  size_t unit = lev_dtype_bytes(dtype), span = (size_t)((count - 1) * stride + 1) * unit;
+  char *host =
+      lev_calloc(LEV_HEAP_REPORT, span, 1); /* all that lies between too: thousands of small copies take longer */
+  if (!host) return LEV_ERR_NOMEM;
+  lev_status st = lev_copy(b->stream, host, (const char *)from + (size_t)first * unit, span, "bench.read");
+  lev_status waited = lev_stream_sync(b->stream); /* also after a failure: the copy may be under way */
   if (st == LEV_OK) st = waited;
-  for (int64_t i = 0; i < count && st == LEV_OK; ++i) out[i] = lev_dtype_load(dtype, host, i);
+  for (int64_t i = 0; i < count && st == LEV_OK; ++i) out[i] = lev_dtype_load(dtype, host, i * stride);
   lev_free(host);
   return st;
 }
@@ -136,36 +135,41 @@ lev_status bench_check(bench *b, bool ok, const char *format, ...) {
 
 typedef lev_status (*once_fn)(bench *b, void *ctx);
 
-static lev_status time_one(bench *b, once_fn once, void *ctx, double *seconds) {
+/* `calls` in a row, as a step enqueues them: the seconds of one. */
+static lev_status time_calls(bench *b, once_fn once, void *ctx, int calls, double *seconds) {
   LEV_TRY(lev_event_record(b->event[0], b->stream));
-  LEV_TRY(once(b, ctx));
+  for (int i = 0; i < calls; ++i) LEV_TRY(once(b, ctx));
   LEV_TRY(lev_event_record(b->event[1], b->stream));
-  return lev_event_elapsed(b->event[0], b->event[1], seconds);
+  LEV_TRY(lev_event_elapsed(b->event[0], b->event[1], seconds));
+  *seconds /= calls;
+  return LEV_OK;
 }
 
-/* At least twice, since the first launch loads kernels, and until BENCH_WARM seconds have passed: a GPU that starts cool
- * and rested runs matrix products up to a tenth faster than the power limit lets it go on. Where the work is so long
- * that all this is nothing beside it, not at all. Gives the time of the last run. */
+/* At least twice, since the first launch loads kernels, and until BENCH_WARM seconds have passed: a GPU that starts
+ * cool and rested runs matrix products up to a tenth faster than the power limit lets it go on. Where the work is so
+ * long that all this is nothing beside it, not at all. Gives the time of the last run. */
 static lev_status warm_up(bench *b, once_fn once, void *ctx, double *seconds) {
   double sum = 0;
   double wanted = b->options->backend == LEV_BACKEND_CPU ? 0 : BENCH_WARM;
   for (int i = 0; i < 2 || (sum < wanted && i < BENCH_WARM_RUNS); ++i) {
-    LEV_TRY(time_one(b, once, ctx, seconds));
+    LEV_TRY(time_calls(b, once, ctx, 1, seconds));
     sum += *seconds;
     if (*seconds >= BENCH_LONG) break;
   }
   return LEV_OK;
 }
 
-/* Repetitions of one schedule, as many as fit the seconds: back to back, as they would come in training. */
+/* Repetitions of one schedule, as many as fit the seconds, back to back. */
 static lev_status repeat(bench *b, once_fn once, void *ctx, double seconds, double times[BENCH_REPETITIONS], int *n) {
   double last = 0;
   LEV_TRY(warm_up(b, once, ctx, &last));
-  double fit = seconds / fmax(last, 1e-9);
+  last = fmax(last, 1e-6);
+  int calls = b->options->backend == LEV_BACKEND_CPU ? 1 : (int)ceil(BENCH_SPAN / last);
+  double fit = seconds / (calls * last);
   *n = fit < BENCH_LEAST ? BENCH_LEAST : fit > BENCH_REPETITIONS ? BENCH_REPETITIONS : (int)fit;
   int done = last >= BENCH_LONG; /* one so long counts, instead of warming up */
   if (done) times[0] = last;
-  for (int i = done; i < *n; ++i) LEV_TRY(time_one(b, once, ctx, &times[i]));
+  for (int i = done; i < *n; ++i) LEV_TRY(time_calls(b, once, ctx, calls, &times[i]));
   return LEV_OK;
 }
 

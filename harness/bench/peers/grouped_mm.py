@@ -13,7 +13,6 @@ import sys
 import peer
 import torch
 
-CALLS = 4  # a repetition: so many in a row, as in bench_grouped.c
 OUT, IN = 1536, 2048
 
 
@@ -103,14 +102,9 @@ def over_streams(what, rows, x, dy, w, out, streams):
         here.wait_event(stream.record_event())
 
 
-def four(work):
-    for _ in range(CALLS):
-        work()
-
-
 def show(name, ms, total, result, want):
     error = ((result - want).float().norm() / want.float().norm()).item()
-    rate = CALLS * 2e-9 * total * OUT * IN / ms
+    rate = 2e-9 * total * OUT * IN / ms
     print(f"  {name:<32} {ms:10.4g} ms, {rate:.0f} TFLOP/s (difference to torch {error:.1e})", flush=True)
 
 
@@ -127,15 +121,15 @@ for what, how in [("fwd", "balanced"), ("fwd", "skewed"), ("fwd", "small"), ("dg
         "dgrad": lambda: torch._grouped_mm(dy, w, offs=ends),
         "wgrad": lambda: torch._grouped_mm(dy.t(), x, offs=ends),
     }[what.removesuffix("_add")]
-    peer.report(peer.newest(f"grouped.{what}.{how}"), peer.time_ms(lambda: four(work)))
+    peer.report(peer.newest(f"grouped.{what}.{how}"), peer.time_ms(work))
     if what == "wgrad_add":
         continue
     want = work()
     if cublas:
         result = torch.empty_like(want)
-        ms = peer.time_ms(lambda call=cublas.plan(cublas_products(what, rows, x, dy, w, result)): four(call))
+        ms = peer.time_ms(cublas.plan(cublas_products(what, rows, x, dy, w, result)))
         show("cublasGemmGroupedBatchedEx", ms, total, result, want)
     if streams:
         result = torch.empty_like(want)
-        ms = peer.time_ms(lambda: four(lambda: over_streams(what, rows, x, dy, w, result, streams)))
+        ms = peer.time_ms(lambda: over_streams(what, rows, x, dy, w, result, streams))
         show("a product each, four streams", ms, total, result, want)

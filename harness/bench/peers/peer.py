@@ -12,6 +12,7 @@ Results are read from and appended to harness/bench/results/<area>.jsonl, or the
 
 import datetime
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -65,25 +66,26 @@ def newest(case, device=None):
 
 
 def time_ms(work, seconds=60.0, repetitions=20, least=3):
-    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, after two or more in half a second
-    to warm up. The same rule as `levee bench`."""
+    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, each of so many calls in a row as
+    50 ms take, after a second to warm up. The same rule as `levee bench` (BENCH_WARM, BENCH_SPAN)."""
     import torch
 
-    def one():
+    def of(calls):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        work()
+        for _ in range(calls):
+            work()
         stop.record()
         stop.synchronize()
-        return start.elapsed_time(stop)
+        return start.elapsed_time(stop) / calls
 
-    first, runs, total = 0, 0, 0
-    while first < 5000 and (runs < 2 or total < 500):  # beside longer work, loading kernels is nothing
-        first, runs = one(), runs + 1
-        total += first
-    warm = first < 5000
-    n = max(least, min(repetitions, int(seconds * 1e3 / max(first, 1e-6))))
-    return statistics.median([one() for _ in range(n)] if warm else [first] + [one() for _ in range(n - 1)])
+    last, runs, total = 0, 0, 0
+    while last < 5000 and (runs < 2 or total < 1000):  # beside longer work, loading kernels is nothing
+        last, runs = of(1), runs + 1
+        total += last
+    calls = math.ceil(50 / max(last, 1e-3))
+    n = max(least, min(repetitions, int(seconds * 1e3 / (calls * last))))
+    return statistics.median([of(calls) for _ in range(n)] if last < 5000 else [last] + [of(1) for _ in range(n - 1)])
 
 
 def command():
