@@ -26,20 +26,27 @@ template <class T> struct rows_at {
   __device__ T *at(int64_t h, int64_t t) const { return base + h * head + t * row; }
 };
 
-/* to = from, or to += from; d is a multiple of 4, as all strides are. */
+constexpr int kPack = 8; /* scalars that a thread moves at once: d is a multiple of it, as all strides are */
+
+/* to = from, or to += from. A row of all heads at a time, a thread has the same place in each head. */
 template <class T, class S, bool add>
 __global__ void __launch_bounds__(kThreads)
-    move_rows(rows_at<T> to, rows_at<const S> from, int64_t heads, int64_t tokens, int64_t d) {
-  int64_t per_row = d / 4, n = heads * tokens * per_row;
-  for (int64_t i = (int64_t)blockIdx.x * kThreads + threadIdx.x; i < n; i += (int64_t)gridDim.x * kThreads) {
-    int64_t x = i % per_row * 4, t = i / per_row % tokens, h = i / per_row / tokens;
-    lev_vec<S, 4> value = lev_read<S, 4>(from.at(h, t) + x);
-    T *at = to.at(h, t) + x;
-    lev_vec<T, 4> out;
-    if constexpr (add) out = lev_read<T, 4>(at);
+    move_rows(rows_at<T> to, rows_at<const S> from, int64_t heads, int64_t tokens, int d) {
+  const int per_head = d / kPack, rows = kThreads / per_head, x = threadIdx.x % per_head * kPack;
+  const int row = threadIdx.x / per_head;
+  if (row >= rows) return;
+  for (int64_t t = (int64_t)blockIdx.x * rows + row; t < tokens; t += (int64_t)gridDim.x * rows) {
+#pragma unroll 4
+    for (int64_t h = 0; h < heads; ++h) {
+      lev_vec<S, kPack> value = lev_read<S, kPack>(from.at(h, t) + x);
+      T *at = to.at(h, t) + x;
+      lev_vec<T, kPack> out;
+      if constexpr (add) out = lev_read<T, kPack>(at);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) out.at[j] = lev_store<T>(lev_load(value.at[j]) + (add ? lev_load(out.at[j]) : 0.0f));
-    lev_write<T, 4>(at, out);
+      for (int j = 0; j < kPack; ++j)
+        out.at[j] = lev_store<T>(lev_load(value.at[j]) + (add ? lev_load(out.at[j]) : 0.0f));
+      lev_write<T, kPack>(at, out);
+    }
   }
 }
 
@@ -110,8 +117,8 @@ __global__ void __launch_bounds__(kThreads) place_documents(document_group g) {
 template <bool add, class T, class S>
 lev_status move(rows_at<T> to, rows_at<const S> from, int64_t heads, int64_t tokens, int64_t d, cudaStream_t stream) {
   if (heads * tokens * d == 0) return LEV_OK;
-  unsigned grid = lev_grid(heads * tokens * (d / 4), kThreads, 1 << 16);
-  move_rows<T, S, add><<<grid, kThreads, 0, stream>>>(to, from, heads, tokens, d);
+  unsigned grid = lev_grid(tokens * (d / kPack), kThreads, 1 << 16);
+  move_rows<T, S, add><<<grid, kThreads, 0, stream>>>(to, from, heads, tokens, (int)d);
   return lev_cuda_launched("attention: move_rows");
 }
 template <bool gather>
