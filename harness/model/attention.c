@@ -76,11 +76,9 @@ void attn_config_init(attn_config *config) {
   *config = (attn_config){.size = sizeof *config, .dtype = LEV_F32};
 }
 
-/* Packed documents that one call of cuDNN takes under a configuration. Several query heads per key head must be asked
- * for: their backward pass has not run on a GPU since its last fault was mended. */
+/* Packed documents that one call of cuDNN takes under a configuration. */
 static int64_t documents_of(int ranks, const attn_config *c) {
-  bool can = c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0;
-  return can && (c->route == ATTN_CUDNN || c->heads == c->kv_heads) ? ATTN_DOCUMENTS : 0;
+  return c->packed && ranks <= 1 && c->head_dim % PACKED_DIM == 0 ? ATTN_DOCUMENTS : 0;
 }
 
 /* Whether a configuration goes through cuDNN where that is there; the same on every machine. */
@@ -276,7 +274,7 @@ static lev_status prepare_library(const attn_plan *p) {
     if (p->documents > 0) {
       s.lse = (attn_layout){c->heads, s.q.head / d};
       if (phase == ATTN_BACKWARD) s.q = s.dq = (attn_layout){s.heads * d, d};
-      if (passes) s.k = s.v = s.dk = s.dv = (attn_layout){s.kv_heads * d, d};
+      if (phase == ATTN_BACKWARD && c->heads > c->kv_heads) s.k = s.v = s.dk = s.dv = (attn_layout){s.kv_heads * d, d};
     }
     if (phase == ATTN_FORWARD) s.dq = s.dk = s.dv = (attn_layout){0, 0};
     LEV_TRY(attn_cudnn_prepare(p->library, &s));
@@ -598,13 +596,9 @@ static lev_status backward_check(const attn_plan *p, attn_backward_args *a) {
   return check_dense(a->d_o, "d_o");
 }
 
-/* Whether dk and dv lie as the library wants them with documents, or are copied there. */
+/* Whether dk and dv lie as the library wants them with documents, or come in parts. */
 static bool rows_alike(const attn_plan *p, const attn_backward_args *a) {
-  const attn_config *c = &p->config;
-  int64_t group = c->heads / c->kv_heads, dense = c->kv_heads * c->head_dim;
-  if (p->cut[ATTN_BACKWARD].per_key < group) return true;
-  return a->dk_stride == a->k_stride && a->dv_stride == a->v_stride &&
-         (group == 1 || (a->dk_stride == dense && a->dv_stride == dense));
+  return p->config.heads > p->config.kv_heads || (a->dk_stride == a->k_stride && a->dv_stride == a->v_stride);
 }
 
 lev_status attn_backward(attn_plan *p, const attn_backward_args *args, lev_stream *stream) {

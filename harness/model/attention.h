@@ -32,7 +32,7 @@
  *     and r < R
  * r is R, or 1 where that does not fit; n is the largest divisor of G (in backward with D > 1: of both halves of the
  * key heads) that fits. For packed documents (config.packed, D = 1, d in steps of 16) the 256 are 154,880 instead, and
- * backward takes 4 h N d more, and 4 n N d where r < R; there, with R > 1, n = G and r = R, or both are 1. The library
+ * backward takes 4 h N d more, and where R > 1 also 4 n N d, or 8 n N d where r = R. The library
  * then works on up to 256 documents at a time, wherever they lie, and the cost is that of their own lengths. The
  * library is loaded when the plan is made, from libcudnn.so.9; releases before 9.15.1 are refused. Its own scratch is
  * planned by formula, so a plan on a machine without it counts the same bytes; a larger demand is LEV_ERR_CAPACITY,
@@ -82,7 +82,7 @@ int64_t attn_token_position(int64_t seq_len, int ranks, int rank, int64_t row);
 /* ---- plan ---- */
 
 /* Which kernels a GPU uses: AUTO cuDNN where it is there, max_tokens is 1024 or more and, for packed documents, it
- * takes them and R = 1; else our own. CUDNN asks for it whatever the length: a configuration that it does not take is
+ * takes them; else our own. CUDNN asks for it whatever the length: a configuration that it does not take is
  * LEV_ERR_CONFIG, a machine without it LEV_ERR_UNSUPPORTED. The cpu has one set of kernels. */
 typedef enum attn_route { ATTN_AUTO, ATTN_CUDNN, ATTN_TILED } attn_route;
 

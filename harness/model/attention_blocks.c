@@ -56,7 +56,7 @@ size_t attn_room_carve(const attn_room_shape *s, void *base, attn_room *out) {
   const int64_t key_rows = s->cut.kv_heads * s->keys;
   const size_t f32 = sizeof(float), bf16 = sizeof(lev_bf16);
   const bool passes = s->backward && s->cut.per_key < s->per_key;
-  const bool packed = s->documents > 0;
+  const bool packed = s->documents > 0, apart = packed && s->backward && s->per_key > 1;
   attn_block_shape block = {.heads = heads, .kv_heads = s->cut.kv_heads, .keys = s->keys, .dim = s->dim};
   block.backward = s->backward, block.documents = s->documents;
   size_t used = attn_library_bytes(&block);
@@ -71,11 +71,10 @@ size_t attn_room_carve(const attn_room_shape *s, void *base, attn_room *out) {
   room.o_part = carve(&used, from, s->ring && !s->backward, rows, s->dim, bf16);
   room.q_part = carve(&used, from, packed && s->backward, rows, s->dim, bf16);
   room.dq_part = carve(&used, from, packed && s->backward, rows, s->dim, bf16);
-  for (int i = 0; i < 2; ++i) room.k_copy[i] = carve(&used, from, packed && passes, key_rows, s->dim, bf16);
+  for (int i = 0; i < 2; ++i) room.k_copy[i] = carve(&used, from, apart, key_rows, s->dim, bf16);
+  for (int i = 0; i < 2; ++i) room.heads_part[i] = carve(&used, from, apart && !passes, rows, s->dim, bf16);
   for (int i = 0; i < 2; ++i)
-    room.heads_part[i] = carve(&used, from, packed && s->backward && s->cut.per_key > 1, rows, s->dim, bf16);
-  for (int i = 0; i < 2; ++i)
-    room.k_part[i] = carve(&used, from, passes || (s->ring && s->backward), key_rows, s->dim, bf16);
+    room.k_part[i] = carve(&used, from, passes || apart || (s->ring && s->backward), key_rows, s->dim, bf16);
   for (int i = 0; i < 2; ++i) room.k_sum[i] = carve(&used, from, passes && !s->ring, key_rows, s->dim, f32);
   if (out) *out = room;
   return used;
@@ -92,22 +91,7 @@ static attn_cut largest(attn_room_shape *s, int64_t unit, int64_t per_key, size_
   return s->cut;
 }
 
-/* Packed documents, several query heads per key head: the library places the gradients of query heads by the table of
- * their sum, taken times the query heads of a key head. That is where they belong only if all key heads are there, and
- * their rows dense; else one query head at a time, which has no such sum. */
-static attn_cut packed_cut(attn_room_shape *s, int64_t kv_heads, size_t cap, size_t *bytes) {
-  const attn_cut all = {kv_heads, s->per_key}, one = {1, 1};
-  s->cut = one;
-  size_t bytes_one = attn_room_carve(s, NULL, NULL);
-  s->cut = all;
-  *bytes = attn_room_carve(s, NULL, NULL);
-  if (*bytes <= cap || *bytes <= bytes_one) return all;
-  *bytes = bytes_one;
-  return one;
-}
-
 attn_cut attn_cut_choose(attn_room_shape s, int64_t unit, size_t cap, size_t *bytes) {
-  if (s.documents > 0 && s.backward && s.per_key > 1) return packed_cut(&s, unit, cap, bytes);
   attn_cut whole = largest(&s, unit, s.per_key, cap, bytes);
   if (*bytes <= cap || !s.backward || s.per_key == 1) return whole;
   size_t bytes_whole = *bytes;

@@ -56,8 +56,8 @@ typedef enum attn_place {
 } attn_place;
 
 /* Device addresses of a block, multiples of 16 (lse with documents: of 4). With documents, an array's address is that
- * of the first token of all. In backward, q and dq then are dense, [tokens, heads, dim], and dk and dv lie like k and v
- * and, with several query heads per key head, are dense too. */
+ * of the first token of all. In backward, q and dq then are dense, [tokens, heads, dim], and dk and dv lie like k and
+ * v; with several query heads per key head all four are dense, [tokens, kv_heads, dim]. */
 typedef struct attn_block_data {
   const void *q, *k, *v, *d_o; /* d_o: backward */
   void *o;                     /* out; read by backward */
@@ -104,9 +104,10 @@ typedef struct attn_cut {
 /* The scratch of a block, carved from one piece of memory. Which parts exist depends on where results go:
  *   - on a ring, o, dk and dv of one hop, to be merged with or added to those of other hops
  *   - where per_key is less than a key head serves, dk and dv of one pass, and, off a ring, their sums
- *   - with documents, their tables; copies of q and of dq, and where per_key is less than a key head serves of k and v,
- *     since the library wants what it reads, its gradient and the sum of that in rows equally far apart; and where
- *     per_key is not 1, dk and dv of each query head. lse then is for calls without documents, which take less */
+ *   - with documents, their tables, and backward q and dq in rows of the block's heads; where a key head serves several
+ *     query heads, k, v, dk and dv too, and where per_key is not 1, dk and dv of each query head. So all that the
+ *     library places by one table where it should take another's lies alike: a block is a model of so many heads,
+ *     dense. lse then is for calls without documents, which take less */
 typedef struct attn_room {
   void *library;
   int64_t *places[ATTN_PLACES]; /* [documents + 1] */
@@ -131,9 +132,8 @@ typedef struct attn_room_shape {
 /* Bytes of a block's scratch; with `base` (aligned to 256) also its parts. */
 size_t attn_room_carve(const attn_room_shape *shape, void *base, attn_room *out);
 
-/* The largest cut (with documents and several query heads per key head in backward: all heads, or one) whose scratch
- * stays within `cap` bytes, of heads that come in groups of a multiple of `unit` key heads; the smallest there is if
- * none does. Gives its bytes. */
+/* The largest cut whose scratch stays within `cap` bytes, of heads that come in groups of a multiple of `unit` key
+ * heads; the smallest there is if none does. Gives its bytes. */
 attn_cut attn_cut_choose(attn_room_shape shape, int64_t unit, size_t cap, size_t *bytes);
 
 /* ---- the library ---- */

@@ -259,11 +259,14 @@ lev_status round_out(const attn_step &s, void *acc, int64_t acc_row, void *out, 
 
 /* ---- backward ---- */
 
+/* Why dk and dv do not go straight to where they belong. */
 struct backward_modes {
-  bool ring, passes; /* dk and dv come in parts */
+  bool ring, passes;
+  bool apart; /* documents, several query heads per key head: k, v and their gradients in rows of the block's heads */
+  bool parts() const { return ring || passes || apart; }
 };
 
-/* Rows of dk and dv of a pass. */
+/* Rows of dk and dv where they come in parts. */
 attn_layout part_layout(const attn_step &s, const meeting &m) {
   int64_t d = s.shape.head_dim;
   return s.documents ? attn_layout{s.backward_cut.kv_heads * d, d} : attn_layout{d, m.keys * d};
@@ -273,7 +276,7 @@ void backward_block(const attn_backward_step &a, const meeting &m, const block_o
                     backward_modes mode, attn_block_shape *shape, attn_block_data *data) {
   const attn_step &s = a.step;
   int64_t d = s.shape.head_dim, dense = s.shape.heads * d;
-  bool parts = mode.ring || mode.passes;
+  bool parts = mode.parts();
   set_inputs(s, m, s.backward_cut, b, room, const_cast<void *>(a.lse), shape, data);
   shape->backward = 1;
   shape->o = b.q_heads(dense, d), shape->dq = b.q_heads(a.dq_stride, d);
@@ -289,20 +292,20 @@ void backward_block(const attn_backward_step &a, const meeting &m, const block_o
   if (!s.documents) return;
   shape->q = shape->dq = {b.heads * d, d};
   data->q = room.q_part, data->dq = room.dq_part;
-  if (mode.passes) {
+  if (mode.apart) {
     shape->k = shape->v = part_layout(s, m);
     data->k = room.k_copy[0], data->v = room.k_copy[1];
   }
   data->dk_heads = room.heads_part[0], data->dv_heads = room.heads_part[1];
 }
 
-/* Packed documents: q, and for passes k and v, in rows as far apart as those of their gradients. */
+/* Packed documents: q, and where they lie apart k and v, in rows of the block's heads. */
 lev_status copy_documents(const attn_step &s, const meeting &m, const block_of_heads &b, const attn_room &room,
                           backward_modes mode, cudaStream_t stream) {
   int64_t d = s.shape.head_dim, kv_heads = s.backward_cut.kv_heads;
   rows_at<const lev_bf16> q = {scalars(s.q, b.map.first * d), s.q_stride, b.map.step * d};
   LEV_TRY(move<false>(rows_at<lev_bf16>{room.q_part, b.heads * d, d}, q, b.heads, m.queries, d, stream));
-  if (!mode.passes || b.pass > 0) return LEV_OK;
+  if (!mode.apart || b.pass > 0) return LEV_OK;
   attn_layout to = part_layout(s, m);
   for (int i = 0; i < 2; ++i) {
     rows_at<const lev_bf16> from = {scalars((const void *)(i == 0 ? s.kv.k : s.kv.v), b.key * s.kv.head),
@@ -343,15 +346,18 @@ lev_status backward_merge(const attn_backward_step &a, const meeting &m, const b
   return LEV_OK;
 }
 
-/* Sums of all passes to the caller's dk and dv. */
-lev_status passes_out(const attn_backward_step &a, const meeting &m, int64_t key, const attn_room &room,
-                      cudaStream_t stream) {
-  int64_t d = a.step.shape.head_dim;
+/* Parts of dk and dv, or their sums over passes, to the caller's. */
+lev_status keys_out(const attn_backward_step &a, const meeting &m, int64_t key, const attn_room &room,
+                    backward_modes mode, cudaStream_t stream) {
+  int64_t d = a.step.shape.head_dim, kv_heads = a.step.backward_cut.kv_heads;
+  attn_layout at = part_layout(a.step, m);
   for (int i = 0; i < 2; ++i) {
     rows_at<lev_bf16> to = {scalars(i == 0 ? a.dkv.k : a.dkv.v, key * a.dkv.head), i == 0 ? a.dkv.k_row : a.dkv.v_row,
                             a.dkv.head};
-    rows_at<const float> from = {room.k_sum[i], d, m.keys * d};
-    LEV_TRY(move<false>(to, from, a.step.backward_cut.kv_heads, m.keys, d, stream));
+    rows_at<const float> sum = {room.k_sum[i], d, m.keys * d};
+    rows_at<const lev_bf16> part = {room.k_part[i], at.row, at.head};
+    LEV_TRY(mode.passes ? move<false>(to, sum, kv_heads, m.keys, d, stream)
+                        : move<false>(to, part, kv_heads, m.keys, d, stream));
   }
   return LEV_OK;
 }
@@ -379,7 +385,7 @@ lev_status attn_library_backward(const attn_backward_step *a, cudaStream_t strea
   const attn_step &s = a->step;
   const int64_t group = s.shape.heads / s.shape.kv_heads;
   const attn_cut cut = s.backward_cut;
-  const backward_modes mode = {!(s.first && s.last), cut.per_key < group};
+  const backward_modes mode = {!(s.first && s.last), cut.per_key < group, s.documents && group > 1};
   const meeting m = meet(s);
   const attn_room room = room_of(s, m, cut, true);
   float *lse = const_cast<float *>(static_cast<const float *>(a->lse)) + m.q_row * s.shape.heads;
@@ -394,7 +400,7 @@ lev_status attn_library_backward(const attn_backward_step *a, cudaStream_t strea
       LEV_TRY(run_block(s, m, room, shape, data, stream));
       LEV_TRY(backward_merge(*a, m, b, room, mode, stream));
     }
-    if (mode.passes && !mode.ring) LEV_TRY(passes_out(*a, m, key, room, stream));
+    if (mode.parts() && !mode.ring) LEV_TRY(keys_out(*a, m, key, room, mode, stream));
   }
   if (!mode.ring || !s.last) return LEV_OK;
   return round_out(s, a->acc, a->acc_stride, a->dq, a->dq_stride, a->head_begin * group, a->head_end * group, stream);

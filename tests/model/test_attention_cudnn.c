@@ -76,20 +76,26 @@ T_TEST(attention_workspace_follows_the_formula) {
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 1, 4, n, d, false));
 }
 
-/* Room for packed documents: tables, and q and dq apart from the caller's. A group of ranks and heads that the library
- * cannot take packed have none. */
+/* Room for packed documents: tables, q and dq apart from the caller's, and with several query heads per key head k, v,
+ * dk and dv too. A group of ranks and heads that the library cannot take packed have none. */
 T_TEST(attention_workspace_of_packed_documents) {
-  const int64_t n = 4096, d = 64, tables = 154880 - 256, copies = 4 * 8 * n * d;
+  const int64_t n = 4096, d = 64, tables = 154880 - 256, copies = 4 * 8 * n * d, keys = 8 * 2 * n * d;
   attn_config c = config_of(n, 8, 8, d);
   c.packed = true;
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
-  c.kv_heads = 2; /* must be asked for */
-  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 0);
-  c.route = ATTN_CUDNN;
-  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD),
-                  (int64_t)backward_bytes(2, 4, 4, n, d, false) + tables + copies);
-  c.route = ATTN_AUTO;
+                  (int64_t)backward_bytes(8, 1, 1, n, d, false) + tables + copies);
+  c.kv_heads = 2;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD), 256 + 4 * 8 * n + tables);
+  const int64_t all = (int64_t)backward_bytes(2, 4, 4, n, d, false) + tables + copies + keys;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), all);
+  c.workspace = (size_t)all - 1;
+  const int64_t half = (int64_t)backward_bytes(1, 4, 4, n, d, false) + tables + (copies + keys) / 2;
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), half);
+  c.workspace = (size_t)half - 1; /* a query head of each at a time: gradients of keys are in its formula */
+  T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD),
+                  (int64_t)backward_bytes(2, 1, 4, n, d, false) + tables + copies / 4 + keys / 2);
+  c.workspace = 0;
   T_EXPECT_EQ_I64(planned(2, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0); /* left to our own kernels ... */
   c.head_dim = 72;
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), 0);
@@ -112,9 +118,8 @@ T_TEST(attention_cuts_of_packed_documents) {
     for (size_t cap = 64 << 10; cap < (size_t)16 << 20; cap += cap / 4) {
       size_t bytes;
       attn_cut cut = attn_cut_choose(s, 4, cap, &bytes);
-      bool all = cut.kv_heads == 4 && cut.per_key == per_key, one = cut.kv_heads == 1 && cut.per_key == 1;
-      T_EXPECT(all || one || (per_key == 1 && cut.kv_heads == 2));
-      T_EXPECT(bytes <= cap || one);
+      T_EXPECT(4 % cut.kv_heads == 0 && (cut.per_key == 1 || cut.per_key == per_key));
+      T_EXPECT(bytes <= cap || (cut.kv_heads == 1 && cut.per_key == 1));
       s.cut = cut;
       T_EXPECT_EQ_I64(attn_room_carve(&s, NULL, NULL), bytes);
     }
@@ -213,7 +218,7 @@ T_TEST(attention_room_parts_do_not_overlap) {
     if ((bits & 10) == 10) continue; /* documents on a ring */
     attn_room_shape s = {.cut = {2, bits & 4 ? 1 : 3}, .per_key = 3, .queries = 37, .keys = 41, .dim = 8};
     s.backward = bits & 1, s.ring = bits & 2, s.documents = bits & 8 ? ATTN_DOCUMENTS : 0;
-    bool passes = s.backward && s.cut.per_key < s.per_key;
+    bool passes = s.backward && s.cut.per_key<s.per_key, packed_back = s.documents> 0 && s.backward;
     attn_room room;
     size_t bytes = attn_room_carve(&s, base, &room), rows = (size_t)(s.cut.kv_heads * s.cut.per_key * s.queries);
     T_EXPECT_EQ_I64(bytes, attn_room_carve(&s, NULL, NULL));
@@ -251,10 +256,10 @@ T_TEST(attention_room_parts_do_not_overlap) {
     }
     T_EXPECT(end <= base + bytes);
     T_EXPECT((room.lengths != NULL) == (s.documents > 0));
-    T_EXPECT((room.dq_part != NULL) == (s.documents > 0 && s.backward) && !room.dq_part == !room.q_part);
-    T_EXPECT((room.k_copy[0] != NULL) == (s.documents > 0 && passes));
-    T_EXPECT((room.heads_part[0] != NULL) == (s.documents > 0 && s.backward && s.cut.per_key > 1));
-    T_EXPECT((room.k_part[0] != NULL) == (passes || (s.ring && s.backward)));
+    T_EXPECT((room.dq_part != NULL) == packed_back && !room.dq_part == !room.q_part);
+    T_EXPECT((room.k_copy[0] != NULL) == packed_back);
+    T_EXPECT((room.heads_part[0] != NULL) == (packed_back && s.cut.per_key > 1));
+    T_EXPECT((room.k_part[0] != NULL) == (passes || packed_back || (s.ring && s.backward)));
     T_EXPECT((room.k_sum[0] != NULL) == (passes && !s.ring));
     T_EXPECT((room.o_part != NULL) == (s.ring && !s.backward) && (room.dq_sum != NULL) == s.backward);
   }
@@ -306,6 +311,18 @@ static const attn_case packings[] = {
     {.ranks = 1, .seq = 300, .heads = 2, .kv_heads = 2, .dim = 64, .document = 1},
 };
 
+/* The same with 2, 4 and 8 query heads per key head, and one key head for all. */
+static const attn_case packed_groups[] = {
+    {.ranks = 1, .seq = 700, .heads = 8, .kv_heads = 2, .dim = 128, .documents = mixed},
+    {.ranks = 1, .seq = 500, .heads = 8, .kv_heads = 1, .dim = 64, .documents = mixed},
+    {.ranks = 1, .seq = 333, .heads = 16, .kv_heads = 2, .dim = 128, .documents = few, .spare = 200},
+    {.ranks = 1, .seq = 600, .heads = 8, .kv_heads = 4, .dim = 128, .documents = few, .window = 50},
+    {.ranks = 1, .seq = 300, .heads = 6, .kv_heads = 2, .dim = 16, .documents = mixed},
+    {.ranks = 1, .seq = 300, .heads = 4, .kv_heads = 2, .dim = 256, .documents = mixed},
+    {.ranks = 1, .seq = 700, .heads = 8, .kv_heads = 2, .dim = 64, .document = 2},
+    {.ranks = 1, .seq = 300, .heads = 4, .kv_heads = 1, .dim = 128, .document = 1},
+};
+
 static void check_all(const attn_case *cases, size_t count, int through, const char *what) {
   attn_route route;
   if (!pick_route(&route)) return;
@@ -326,16 +343,18 @@ T_TEST(attention_cudnn_packed_documents) {
   check_all(packings, sizeof packings / sizeof *packings, 1, "packed");
 }
 
-/* Rows further apart than they are long; with several query heads per key head, backward goes to our own kernels. */
+T_TEST(attention_cudnn_packed_groups_of_heads) {
+  check_all(packed_groups, sizeof packed_groups / sizeof *packed_groups, 1, "packed groups");
+}
+
+/* Rows further apart than they are long. */
 static const attn_case strided[] = {
     {.ranks = 1, .seq = 300, .heads = 3, .kv_heads = 3, .dim = 48, .documents = few, .fused = true, .pad = 16},
-};
-static const attn_case strided_groups[] = {
     {.ranks = 1, .seq = 400, .heads = 4, .kv_heads = 1, .dim = 64, .documents = mixed, .fused = true, .pad = 8},
+    {.ranks = 1, .seq = 333, .heads = 8, .kv_heads = 2, .dim = 128, .documents = few, .fused = true, .pad = 8},
 };
 T_TEST(attention_cudnn_packed_in_strided_rows) {
   check_all(strided, sizeof strided / sizeof *strided, 1, "strided");
-  check_all(strided_groups, sizeof strided_groups / sizeof *strided_groups, 2, "strided");
 }
 
 /* Packed documents that go to our own kernels, in the memory planned for cuDNN. */
@@ -356,26 +375,25 @@ T_TEST(attention_cudnn_is_chosen_by_the_packing) {
   for (int i = 1; i < 299; ++i) one_long[i] = 1 + i % 3;
   attn_route route;
   if (!pick_route(&route)) return;
-  attn_case c = {.ranks = 1, .seq = 600, .heads = 2, .kv_heads = 2, .dim = 64, .dtype = LEV_BF16, .spare = 1000};
+  attn_case c = {.ranks = 1, .seq = 600, .heads = 2, .dim = 64, .dtype = LEV_BF16, .spare = 1000};
   attn_rig r;
   const int64_t documents[] = {2, 3, 333};
   const int count = t_backend() == LEV_BACKEND_CUDA ? 4 : 3; /* the CPU takes all alike, and long for the last */
   for (int i = 0; i < count; ++i) {
     c.document = i < 3 ? documents[i] : 0, c.documents = i < 3 ? NULL : one_long, c.seq = i < 3 ? 600 : 2700;
-    c.through = i == 0 ? -1 : 1;
+    c.through = i == 0 ? -1 : 1, c.kv_heads = 1 + i % 2;
     if (attn_rig_open(&r, &c)) attn_rig_run(&r, t_backend()), attn_rig_check(&r, TOLERANCE, "by the packing");
     attn_rig_close(&r);
   }
 }
 
 /* Small caps: several blocks of heads, and query heads of a key head in passes of their own. */
-T_TEST(attention_cudnn_in_blocks_of_heads) {
+static void check_blocks(const attn_case *cases, int count) {
   attn_route route;
   if (!pick_route(&route)) return;
-  for (int i = 0; i < 3; ++i) { /* one rank, two, one with documents */
-    int ranks = i == 1 ? 2 : 1;
-    attn_case c = {.ranks = ranks, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64, .dtype = LEV_BF16};
-    c.route = route, c.documents = i == 2 ? mixed : NULL, c.through = 1;
+  for (int i = 0; i < count; ++i) {
+    attn_case c = cases[i];
+    c.dtype = LEV_BF16, c.route = route, c.through = 1;
     attn_config config = attn_rig_config(&c);
     config.route = ATTN_CUDNN;
     size_t before = 0;
@@ -383,15 +401,26 @@ T_TEST(attention_cudnn_in_blocks_of_heads) {
     for (c.workspace = 200 << 10; c.workspace < (size_t)8 << 20; c.workspace += c.workspace / 2) {
       config.workspace = c.workspace;
       dry_world w;
-      lev_status st = dry_open(&w, ranks, LEV_BACKEND_CUDA, &config);
+      lev_status st = dry_open(&w, c.ranks, LEV_BACKEND_CUDA, &config);
       size_t bytes = st == LEV_OK ? workspace(w.plan, ATTN_BACKWARD) : 0;
       dry_close(&w);
       if (bytes == before) continue; /* too small, or the same cut */
       before = bytes, ++cuts;
       attn_case_check(&c, TOLERANCE, "blocks");
     }
-    T_EXPECT_MSG(cuts >= (i == 0 ? 4 : 2), "%d cuts on %d ranks", cuts, ranks);
+    T_EXPECT_MSG(cuts >= (c.ranks == 1 ? 4 : 2), "%d cuts on %d ranks", cuts, c.ranks);
   }
+}
+T_TEST(attention_cudnn_in_blocks_of_heads) {
+  static const attn_case cases[] = {{.ranks = 1, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64},
+                                    {.ranks = 2, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64}};
+  check_blocks(cases, 2);
+}
+T_TEST(attention_cudnn_packed_in_blocks_of_heads) {
+  static const attn_case cases[] = {
+      {.ranks = 1, .seq = 300, .heads = 12, .kv_heads = 4, .dim = 64, .documents = mixed},
+      {.ranks = 1, .seq = 200, .heads = 16, .kv_heads = 2, .dim = 128, .documents = few, .fused = true, .pad = 8}};
+  check_blocks(cases, 2);
 }
 
 /* Rows whose log-sum-exp is far below -88.7, lengths beside a tile's half. */
