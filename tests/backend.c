@@ -16,10 +16,10 @@ static bool asks_cuda(void) {
   return text && strcmp(text, "cuda") == 0;
 }
 
-__attribute__((constructor)) static void skip_without_gpu(void) {
+__attribute__((constructor)) static void fail_without_gpu(void) {
   if (!asks_cuda() || lev_device_count(LEV_BACKEND_CUDA) > 0) return;
-  printf("- cuda\n  skipped: no GPU or no driver here\n0 passed, 0 failed, 1 skipped\n");
-  exit(0);
+  printf("- cuda\n  FAILED: no GPU or no driver here\n0 passed, 1 failed, 0 skipped\n");
+  exit(1);
 }
 
 lev_backend t_backend(void) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests that run on any backend: T_BACKEND=cpu (default) or cuda. With cuda and no GPU the whole program is one skip.
- */
+/* Tests that run on any backend: T_BACKEND=cpu (default) or cuda. With cuda and no GPU the whole program is one
+ * failure. */
 #ifndef LEV_TESTS_BACKEND_H
 #define LEV_TESTS_BACKEND_H
 

@@ -16,10 +16,13 @@ cat >"$work/head.h" <<'C'
 #include "tests/t.h"
 C
 
-# build NAME: a test program from the C text on standard input.
+# build NAME [OBJECT ...]: a test program from the C text on standard input.
 build() {
   { cat "$work/head.h"; cat; } >"$work/$1.c"
-  ${CC:-cc} -std=c11 -D_DEFAULT_SOURCE -I"$root" -pthread -o "$work/$1" "$work/$1.c" "$work/t.o" "$work/status.o" || exit 2
+  program=$1
+  shift
+  ${CC:-cc} -std=c11 -D_DEFAULT_SOURCE -I"$root" -pthread -o "$work/$program" "$work/$program.c" "$@" "$work/t.o" "$work/status.o" ||
+    exit 2
 }
 
 # expect NAME LAST_LINE TEXT [run.sh arguments...]: the last line is LAST_LINE, the output holds TEXT, and the exit status fits.
@@ -27,7 +30,7 @@ expect() {
   name=$1 last=$2 text=$3
   shift 3
   echo "- $name"
-  T_TIMEOUT=${limit:-20} T_EXPECTED_SKIPS=${skips:-$work/none} "$root/tests/run.sh" "$@" >"$work/out" 2>&1
+  T_BACKEND=${backend:-} T_TIMEOUT=${limit:-20} T_EXPECTED_SKIPS=${skips:-$work/none} "$root/tests/run.sh" "$@" >"$work/out" 2>&1
   status=$?
   case $last in *" 0 failed"*) want=0 ;; *) want=1 ;; esac
   if [ "$(tail -n 1 "$work/out")" = "$last" ] && [ "$status" -eq "$want" ] && grep -Fq -- "$text" "$work/out"; then
@@ -39,7 +42,7 @@ expect() {
   fi
 }
 
-for part in tests/t common/status; do
+for part in tests/t tests/backend common/status; do
   ${CC:-cc} -std=c11 -D_DEFAULT_SOURCE -I"$root" -pthread -c -o "$work/${part##*/}.o" "$root/$part.c" || exit 2
 done
 
@@ -94,6 +97,29 @@ build thread_failure <<'C'
 static void body(int rank, void *ctx) { (void)ctx; T_EXPECT(rank != 2); }
 T_TEST(one) { t_ranks(4, body, NULL); }
 C
+build cuda <<'C'
+T_TEST(one) { t_on_cuda(); T_EXPECT(1 == 1); }
+T_TEST(two) { T_EXPECT(1 == 1); }
+C
+build cuda_bad <<'C'
+T_TEST(one) { t_on_cuda(); T_EXPECT(1 == 2); }
+C
+build cuda_skip <<'C'
+T_TEST(one) { T_EXPECT(1 == 1); }
+T_TEST(no_gpu) { t_on_cuda(); t_skip("no GPU"); }
+C
+# The real tests/backend.c on a machine with GPUS GPUs.
+build backend "$work/backend.o" <<'C'
+#include "tests/backend.h"
+int lev_device_count(lev_backend backend) { return backend == LEV_BACKEND_CUDA ? atoi(getenv("GPUS")) : 1; }
+lev_status lev_device_open(const lev_device_config *c, lev_device **d) { (void)c, (void)d; return LEV_ERR_UNSUPPORTED; }
+lev_status lev_device_alloc(lev_device *d, lev_mem m, size_t n, void **p) {
+  (void)d, (void)m, (void)n, (void)p;
+  return LEV_ERR_UNSUPPORTED;
+}
+void lev_device_free(lev_device *d, void *p) { (void)d, (void)p; }
+T_TEST(one) { T_EXPECT(t_backend() == (getenv("T_BACKEND")[0] ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU)); }
+C
 printf '#!/bin/sh\necho "3 passed, 0 failed, 0 skipped"\nexit 1\n' >"$work/liar.sh"
 printf '#!/bin/sh\necho "0 passed, 0 failed, 0 skipped"\n' >"$work/nothing.sh"
 printf '#!/bin/sh\necho "all fine"\n' >"$work/mute.sh"
@@ -129,6 +155,21 @@ expect selftest_failures_with_good_exit "2 passed, 1 failed, 0 skipped" "1 faile
 expect selftest_missing_program "0 passed, 1 failed, 0 skipped" "no closing line" "$work/absent"
 expect selftest_no_programs "0 passed, 1 failed, 0 skipped" "no test executed"
 expect selftest_goes_on_after_a_crash "2 passed, 1 failed, 0 skipped" "ok $work/good" "$work/crash" "$work/good"
+
+# On a GPU each program must have passed a test there; neither its other tests nor listed skips stand in for that.
+backend=cuda GPUS=0
+export GPUS
+expect selftest_cuda "2 passed, 0 failed, 0 skipped" "1 passed on cuda" "$work/cuda"
+expect selftest_cuda_nothing_there "2 passed, 1 failed, 0 skipped" "no test passed on cuda" "$work/good"
+expect selftest_cuda_in_one_program_alone "4 passed, 1 failed, 0 skipped" "FAILED $work/good: no test passed on cuda" "$work/cuda" "$work/good"
+expect selftest_cuda_failed_there "0 passed, 1 failed, 0 skipped" "1 failed" "$work/cuda_bad"
+expect selftest_cuda_no_gpu "0 passed, 1 failed, 0 skipped" "no GPU" "$work/backend"
+GPUS=2
+expect selftest_cuda_with_gpus "1 passed, 0 failed, 0 skipped" "1 passed on cuda" "$work/backend"
+skips=$work/skips
+expect selftest_cuda_listed_skip "1 passed, 1 failed, 1 skipped" "no test passed on cuda" "$work/cuda_skip"
+skips=$work/none backend= GPUS=0
+expect selftest_cuda_not_asked_for "1 passed, 0 failed, 0 skipped" "ok $work/backend" "$work/backend"
 
 # What shell tests share.
 cat >"$work/shell.sh" <<SH
