@@ -241,14 +241,22 @@ T_TEST(runtime_gemm_grouped_shapes) {
   lev_device_close(r.device);
 }
 
-/* More tiles than one in every direction, and ends inside them. */
+/* More tiles than one in every direction, and ends inside them. By rows two blocks of the GPU's kernel share 256 x 256
+ * (along M) or 128 x 512 (along N) of C, whichever needs fewer such tiles (pair_along_m of gemm_grouped.cu). */
 T_TEST(runtime_gemm_grouped_tiles) {
-  static const int64_t rows[] = {130, 0, 1, 257, 63};
+  static const int64_t rows[] = {130, 0, 1, 257, 63}, halves[] = {203, 0, 100}, few[] = {70, 0, 1};
   rig r;
   if (!open_rig(&r, t_backend())) return;
   groups g = lay_out(rows, 5, 2);
-  check_all(&r, &g, 264, 136, 8, 2, 0);
-  check_all(&r, &g, 136, 328, 0, 3, 1);
+  check_all(&r, &g, 264, 136, 8, 2, 0); /* 10 tiles along M, 7 along N */
+  check_all(&r, &g, 136, 328, 0, 3, 1); /* 5 along M, 7 along N */
+  /* Along M, 2 tiles (N: 3): 203 rows end in the second block's second half, 100 in the first block's. bf16 is stored
+   * 64 columns at a time: the third time only 8 of them, or the fourth time 56. */
+  g = lay_out(halves, 3, 2);
+  check_all(&r, &g, 136, 264, 0, 2, 0); /* deeper than the ring of stages */
+  check_all(&r, &g, 248, 40, 8, 2, 0);
+  g = lay_out(few, 3, 2);
+  check_all(&r, &g, 600, 40, 0, 2, 0); /* along N, 4 tiles (M: 6): every second block of the second columns is past n */
   lev_device_close(r.device);
 }
 
