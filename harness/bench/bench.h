@@ -59,6 +59,7 @@ typedef struct bench_work {
   double bytes; /* least bytes that the work must read and write: each input and output once; 0 = not counted */
   double flops; /* 0 = not counted */
   size_t held_bytes, plain_bytes; /* device bytes that either schedule plans for itself; 0 = none or not said */
+  const char *kernels;            /* whose kernels did the work, where that is found out as it runs; nullable */
 } bench_work;
 
 lev_device *bench_device(bench *b);
@@ -123,7 +124,7 @@ typedef struct bench_result {
   double value, seconds, low, high;      /* median, 10th and 90th per cent */
   double plain_seconds;                  /* 0 = no plain schedule */
   double copy_fraction, matmul_fraction; /* of the ceilings; 0 = bytes or flops were not given */
-  int repetitions;
+  int repetitions, calls;                /* calls in a row of each repetition */
   bench_work work;
 } bench_result;
 

@@ -275,6 +275,7 @@ static lev_status measure(bench *b, job *j) {
   bench_work work = {.once = both, .ctx = j, .held_bytes = j->blocks.bytes[LEV_MEM_DEVICE]};
   work.bytes = n * DIM * 2 * rows;                 /* read q, k, v, d_o, write o, dq, dk, dv */
   work.flops = 3.5 * 2 * j->squares * heads * DIM; /* causal: 2 products forward and 5 backward, half of each */
+  work.kernels = attn_plan_through_library(j->plan) ? attn_plan_kernels(j->plan) : "own kernels";
   return bench_measure(b, &work, BENCH_TFLOPS);
 }
 

@@ -135,6 +135,12 @@ lev_status bench_check(bench *b, bool ok, const char *format, ...) {
 
 typedef lev_status (*once_fn)(bench *b, void *ctx);
 
+/* Repetitions of one schedule. */
+typedef struct timing {
+  double seconds[BENCH_REPETITIONS]; /* of one call, by repetition */
+  int n, calls;                      /* repetitions, calls in each */
+} timing;
+
 /* `calls` in a row, as a step enqueues them: the seconds of one. */
 static lev_status time_calls(bench *b, once_fn once, void *ctx, int calls, double *seconds) {
   LEV_TRY(lev_event_record(b->event[0], b->stream));
@@ -147,39 +153,46 @@ static lev_status time_calls(bench *b, once_fn once, void *ctx, int calls, doubl
 
 /* At least twice, since the first launch loads kernels, and until BENCH_WARM seconds have passed: a GPU that starts
  * cool and rested runs matrix products up to a tenth faster than the power limit lets it go on. Where the work is so
- * long that all this is nothing beside it, not at all. Gives the time of the last run. */
+ * long that all this is nothing beside it, not at all. Gives the least time of a run: one alone may hold a hiccup. */
 static lev_status warm_up(bench *b, once_fn once, void *ctx, double *seconds) {
-  double sum = 0;
+  double sum = 0, last;
   double wanted = b->options->backend == LEV_BACKEND_CPU ? 0 : BENCH_WARM;
   for (int i = 0; i < 2 || (sum < wanted && i < BENCH_WARM_RUNS); ++i) {
-    LEV_TRY(time_calls(b, once, ctx, 1, seconds));
-    sum += *seconds;
-    if (*seconds >= BENCH_LONG) break;
+    LEV_TRY(time_calls(b, once, ctx, 1, &last));
+    sum += last;
+    *seconds = i == 0 ? last : fmin(*seconds, last);
+    if (last >= BENCH_LONG) break;
   }
   return LEV_OK;
 }
 
+/* Calls of `one` seconds that BENCH_SPAN takes. */
+static int calls_of(double one) {
+  return (int)ceil(BENCH_SPAN / fmax(one, 1e-6));
+}
+
 /* Repetitions of one schedule, as many as fit the seconds, back to back. */
-static lev_status repeat(bench *b, once_fn once, void *ctx, double seconds, double times[BENCH_REPETITIONS], int *n) {
-  double last = 0;
-  LEV_TRY(warm_up(b, once, ctx, &last));
-  last = fmax(last, 1e-6);
-  int calls = b->options->backend == LEV_BACKEND_CPU ? 1 : (int)ceil(BENCH_SPAN / last);
-  double fit = seconds / (calls * last);
-  *n = fit < BENCH_LEAST ? BENCH_LEAST : fit > BENCH_REPETITIONS ? BENCH_REPETITIONS : (int)fit;
-  int done = last >= BENCH_LONG; /* one so long counts, instead of warming up */
-  if (done) times[0] = last;
-  for (int i = done; i < *n; ++i) LEV_TRY(time_calls(b, once, ctx, calls, &times[i]));
+static lev_status repeat(bench *b, once_fn once, void *ctx, double seconds, timing *t) {
+  double one = 0, in_row;
+  LEV_TRY(warm_up(b, once, ctx, &one));
+  t->calls = b->options->backend == LEV_BACKEND_CPU ? 1 : calls_of(one);
+  if (t->calls > 1) { /* a call alone shows its launch, which those in a row hide */
+    LEV_TRY(time_calls(b, once, ctx, t->calls, &in_row));
+    t->calls = calls_of(one = fmin(one, in_row));
+  }
+  double fit = seconds / (t->calls * fmax(one, 1e-6));
+  t->n = fit < BENCH_LEAST ? BENCH_LEAST : fit > BENCH_REPETITIONS ? BENCH_REPETITIONS : (int)fit;
+  int done = one >= BENCH_LONG; /* one so long counts, instead of warming up */
+  if (done) t->seconds[0] = one;
+  for (int i = done; i < t->n; ++i) LEV_TRY(time_calls(b, once, ctx, t->calls, &t->seconds[i]));
   return LEV_OK;
 }
 
-static lev_status time_both(bench *b, const bench_work *work, double times[BENCH_REPETITIONS], int *n,
-                            double plain[BENCH_REPETITIONS], int *n_plain) {
+static lev_status time_both(bench *b, const bench_work *work, timing *once, timing *plain) {
   double seconds = b->options->seconds > 0 ? b->options->seconds : 60;
   if (work->plain) seconds /= 2;
-  *n_plain = 0;
-  LEV_TRY(repeat(b, work->once, work->ctx, seconds, times, n));
-  return work->plain ? repeat(b, work->plain, work->ctx, seconds, plain, n_plain) : LEV_OK;
+  LEV_TRY(repeat(b, work->once, work->ctx, seconds, once));
+  return work->plain ? repeat(b, work->plain, work->ctx, seconds, plain) : LEV_OK;
 }
 
 static int ascending(const void *a, const void *b) {
@@ -195,9 +208,10 @@ static double quantile(const double *sorted, int n, double part) {
   return sorted[low] + (at - low) * (sorted[high] - sorted[low]);
 }
 
-static double median(double *times, int n) {
-  qsort(times, (size_t)n, sizeof *times, ascending);
-  return quantile(times, n, 0.5);
+/* Sorts them too. */
+static double median(timing *t) {
+  qsort(t->seconds, (size_t)t->n, sizeof *t->seconds, ascending);
+  return quantile(t->seconds, t->n, 0.5);
 }
 
 static double value_of(const bench_result *r, bench_value value) {
@@ -221,16 +235,16 @@ static lev_status checked(const bench *b) {
 }
 
 lev_status bench_measure(bench *b, const bench_work *work, bench_value value) {
-  double times[BENCH_REPETITIONS], plain[BENCH_REPETITIONS];
+  timing once, plain;
   bench_result *r = &b->result;
   LEV_TRY(checked(b));
   if (b->measured) return lev_fail(LEV_ERR_MISUSE, "%s was measured before", b->of->name);
   *r = (bench_result){.of = b->of, .work = *work, .unit = units[value]};
-  int n_plain;
-  LEV_TRY(time_both(b, work, times, &r->repetitions, plain, &n_plain));
-  r->seconds = median(times, r->repetitions);
-  r->low = quantile(times, r->repetitions, 0.1), r->high = quantile(times, r->repetitions, 0.9);
-  if (work->plain) r->plain_seconds = median(plain, n_plain);
+  LEV_TRY(time_both(b, work, &once, &plain));
+  r->repetitions = once.n, r->calls = once.calls;
+  r->seconds = median(&once);
+  r->low = quantile(once.seconds, once.n, 0.1), r->high = quantile(once.seconds, once.n, 0.9);
+  if (work->plain) r->plain_seconds = median(&plain);
   r->copy_fraction = work->bytes / r->seconds / b->copy_ceiling;
   r->matmul_fraction = work->flops / r->seconds / b->matmul_ceiling;
   r->value = value_of(r, value);
@@ -263,11 +277,10 @@ static lev_status gemm_once(bench *b, void *ctx) {
 
 /* Rate of a piece of work that is no case. */
 static lev_status ceiling(bench *b, const bench_work *work, double amount, double *out) {
-  double times[BENCH_REPETITIONS], plain[BENCH_REPETITIONS];
-  int n, n_plain;
-  lev_status st = time_both(b, work, times, &n, plain, &n_plain);
+  timing once, plain;
+  lev_status st = time_both(b, work, &once, &plain);
   bench_release(b);
-  if (st == LEV_OK) *out = amount / median(times, n);
+  if (st == LEV_OK) *out = amount / median(&once);
   return st;
 }
 

@@ -116,6 +116,8 @@ lev_status bench_report(const bench *b, const bench_result *r) {
     set_number(record, "ms_p10", r->low * 1e3);
     set_number(record, "ms_p90", r->high * 1e3);
     (void)json_object_set_new(record, "repetitions", json_integer(r->repetitions));
+    (void)json_object_set_new(record, "calls", json_integer(r->calls));
+    if (r->work.kernels) (void)json_object_set_new(record, "kernels", json_string(r->work.kernels));
     if (r->work.bytes > 0) {
       set_number(record, "bytes", r->work.bytes);
       set_number(record, "copy_fraction", r->copy_fraction);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The benchmark runner: what it refuses, what it records. The cases are fakes; the figures are not looked at. */
+/* The benchmark runner: what it refuses, what it records. The cases are fakes; of the figures only their size is looked
+ * at. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,13 +14,21 @@
 
 enum { N = 4096 };
 
+typedef struct fill {
+  void *to;
+  size_t bytes;
+  int times;
+} fill;
+
 static lev_status fill_once(bench *b, void *ctx) {
-  return lev_fill(bench_stream(b), ctx, 0, N * sizeof(double), "test.fill");
+  const fill *f = ctx;
+  for (int i = 0; i < f->times; ++i) LEV_TRY(lev_fill(bench_stream(b), f->to, 0, f->bytes, "test.fill"));
+  return LEV_OK;
 }
 
 typedef struct fake {
-  double error;        /* relative, of one value */
-  bool unchecked, add; /* add: no bench_measure, one bench_add */
+  double error;              /* relative, of one value */
+  bool unchecked, add, slow; /* add: no bench_measure, one bench_add; slow: a few ms on a GPU */
   lev_status fails;
 } fake;
 
@@ -28,25 +37,28 @@ static lev_status run_fake(bench *b, const void *arg) {
   void *x;
   double got[N], want[N];
   if (f->fails != LEV_OK) return lev_fail(f->fails, "as told");
-  LEV_TRY(bench_alloc(b, sizeof got, &x));
+  size_t bytes = f->slow ? (size_t)bench_size(b, (int64_t)1 << 29, sizeof got) : sizeof got;
+  LEV_TRY(bench_alloc(b, bytes, &x));
   LEV_TRY(bench_random(b, LEV_F64, x, N, 2.0));
   LEV_TRY(bench_read(b, LEV_F64, x, 0, N, got));
   memcpy(want, got, sizeof got);
   got[7] += f->error * 2.0 * sqrt((double)N);
   if (!f->unchecked) LEV_TRY(bench_close(b, "x", got, want, N, 1e-6));
-  bench_work work = {.once = fill_once, .plain = fill_once, .ctx = x, .bytes = sizeof got, .flops = 1e3};
-  work.held_bytes = 10, work.plain_bytes = 20;
+  fill fills = {x, bytes, f->slow ? 16 : 1};
+  bench_work work = {.once = fill_once, .plain = fill_once, .ctx = &fills, .flops = 1e3};
+  work.bytes = (double)bytes * fills.times, work.held_bytes = 10, work.plain_bytes = 20, work.kernels = "some kernels";
   if (f->add) return bench_add(b, ".figure", 3.5, "things");
   LEV_TRY(bench_measure(b, &work, BENCH_GBPS));
   return bench_add(b, ".figure", 3.5, "things");
 }
 
-static const fake right = {.error = 1e-9}, wrong = {.error = 1e-3}, nothing = {.error = NAN},
+static const fake right = {.error = 1e-9}, wrong = {.error = 1e-3}, nothing = {.error = NAN}, slow = {.slow = true},
                   bare = {.unchecked = true}, broken = {.fails = LEV_ERR_CAPACITY}, figure = {.add = true};
 
 static const bench_case good_cases[] = {
     {"fake.good", "4096 values", run_fake, &right, false},
     {"fake.good.again", NULL, run_fake, &right, false},
+    {"fake.slow", NULL, run_fake, &slow, false},
 };
 static const bench_case bad_cases[] = {
     {"bad.wrong", NULL, run_fake, &wrong, false},  {"bad.nan", NULL, run_fake, &nothing, false},
@@ -60,7 +72,7 @@ static double count(const bench_result *results, int n) {
   for (int i = 0; i < n; ++i) sum += results[i].seconds > 0 && results[i].copy_fraction > 0;
   return sum;
 }
-static const bench_area good = {"fake", good_cases, 2, "measured", "cases", count},
+static const bench_area good = {"fake", good_cases, 3, "measured", "cases", count},
                         bad = {.name = "bad", .cases = bad_cases, .n_cases = 5},
                         gpu = {.name = "gpu", .cases = gpu_cases, .n_cases = 1};
 static const bench_area *const all_areas[] = {&good, &bad, &gpu};
@@ -111,7 +123,7 @@ T_TEST(bench_wrong_cases_are_refused) {
 }
 
 static void check_record(const json_t *record, const char *name) {
-  const char *const text[] = {"case", "unit", "command", "revision", "device", "time", "backend"};
+  const char *const text[] = {"case", "unit", "command", "revision", "device", "time", "backend", "kernels"};
   const char *const numbers[] = {
       "value",           "ms",       "ms_p10",      "ms_p90",       "bytes",         "copy_fraction", "flops",
       "matmul_fraction", "plain_ms", "times_plain", "copy_ceiling", "matmul_ceiling"};
@@ -131,26 +143,48 @@ static void check_record(const json_t *record, const char *name) {
   T_EXPECT(length == (int)strlen(time) && length == 20);
 }
 
+static double number(const json_t *record, const char *name) {
+  return json_number_value(json_object_get(record, name));
+}
+
+/* The rule of the repetitions: single calls on the CPU, as many as 50 ms take on a GPU. Calls of a few microseconds are
+ * as long as the host takes to launch them, which other work on the machine may double. */
+static void check_timing(const json_t *record, bool is_slow) {
+  double calls = number(record, "calls"), ms = number(record, "ms");
+  T_EXPECT(number(record, "repetitions") >= 3);
+  T_EXPECT(ms >= number(record, "ms_p10") && ms <= number(record, "ms_p90"));
+  T_EXPECT(fabs(number(record, "value") * ms - number(record, "bytes") * 1e-6) <=
+           1e-6 * number(record, "bytes") * 1e-6);
+  if (t_backend() == LEV_BACKEND_CPU) {
+    T_EXPECT(calls == 1);
+    return;
+  }
+  T_EXPECT_MSG(calls > 1 && calls * ms > (is_slow ? 25 : 10) && calls * ms < 500, "%g calls of %g ms in a repetition",
+               calls, ms);
+  if (is_slow) T_EXPECT_MSG(ms > 1 && ms < 20, "%g ms for 8 GiB", ms);
+}
+
 T_TEST(bench_records_are_complete) {
   run r = run_words((const char *[]){"fake"}, 1, true);
   T_EXPECT_OK(r.status);
-  T_EXPECT_EQ_I64(r.totals.measured, 2);
+  T_EXPECT_EQ_I64(r.totals.measured, 3);
   T_EXPECT(strcmp(r.text, r.records) == 0); /* --json prints what the file gets */
   const char *const names[] = {"fake.good", "fake.good.figure", "fake.good.again", "fake.good.again.figure",
-                               "fake.measured"};
+                               "fake.slow", "fake.slow.figure", "fake.measured"};
   int n = 0;
   for (char *line = strtok(r.records, "\n"); line; line = strtok(NULL, "\n"), ++n) {
     json_t *record = json_loads(line, 0, NULL);
-    T_REQUIRE(record && n < 5);
+    T_REQUIRE(record && n < 7);
     if (strstr(names[n], "figure") || strstr(names[n], "measured")) {
       T_EXPECT(strcmp(json_string_value(json_object_get(record, "case")), names[n]) == 0);
-      T_EXPECT(json_number_value(json_object_get(record, "value")) == (n == 4 ? 2 : 3.5));
+      T_EXPECT(json_number_value(json_object_get(record, "value")) == (n == 6 ? 3 : 3.5));
     } else {
       check_record(record, names[n]);
+      check_timing(record, n == 4);
     }
     json_decref(record);
   }
-  T_EXPECT_EQ_I64(n, 5);
+  T_EXPECT_EQ_I64(n, 7);
   end(&r);
 }
 

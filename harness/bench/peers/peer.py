@@ -65,9 +65,18 @@ def newest(case, device=None):
     return best
 
 
+class Milliseconds(float):
+    """A median, and what it is of: `repetitions` of `calls` in a row."""
+
+    def __new__(cls, value, repetitions, calls):
+        whole = super().__new__(cls, value)
+        whole.repetitions, whole.calls = repetitions, calls
+        return whole
+
+
 def time_ms(work, seconds=60.0, repetitions=20, least=3):
-    """Median milliseconds of `work`, between CUDA events: as many repetitions as fit, each of so many calls in a row as
-    50 ms take, after a second to warm up. The same rule as `levee bench` (BENCH_WARM, BENCH_SPAN)."""
+    """Median Milliseconds of `work`, between CUDA events: as many repetitions as fit, each of so many calls in a row as
+    50 ms take, after a second to warm up. The same rule as `levee bench` (repeat() in measure.c)."""
     import torch
 
     def of(calls):
@@ -79,22 +88,32 @@ def time_ms(work, seconds=60.0, repetitions=20, least=3):
         stop.synchronize()
         return start.elapsed_time(stop) / calls
 
-    last, runs, total = 0, 0, 0
-    while last < 5000 and (runs < 2 or total < 1000):  # beside longer work, loading kernels is nothing
+    def calls_of(one):
+        return math.ceil(50 / max(one, 1e-3))
+
+    last, runs, total, one = 0, 0, 0, math.inf
+    while last < 5000 and (runs < 2 or (total < 1000 and runs < 10000)):  # beside longer work, loading kernels is nothing
         last, runs = of(1), runs + 1
-        total += last
-    calls = math.ceil(50 / max(last, 1e-3))
-    n = max(least, min(repetitions, int(seconds * 1e3 / (calls * last))))
-    return statistics.median([of(calls) for _ in range(n)] if last < 5000 else [last] + [of(1) for _ in range(n - 1)])
+        total, one = total + last, min(one, last)
+    calls = calls_of(one)
+    if calls > 1:  # a call alone shows its launch, which those in a row hide
+        one = min(one, of(calls))
+        calls = calls_of(one)
+    n = max(least, min(repetitions, int(seconds * 1e3 / (calls * max(one, 1e-3)))))
+    times = [one] if one >= 5000 else []  # one so long counts, instead of warming up
+    times += [of(calls) for _ in range(n - len(times))]
+    return Milliseconds(statistics.median(times), n, calls)
 
 
 def command():
-    """The command line as it is repeated from the top of the sources; where the results went does not matter."""
-    words, skip = ["python3", "harness/bench/peers/" + pathlib.Path(sys.argv[0]).name], False
+    """The command line as it is repeated from the top of the sources; where the results went and where `levee` lies does
+    not matter."""
+    words, paths = ["python3", "harness/bench/peers/" + pathlib.Path(sys.argv[0]).name], ("--results", "--levee")
+    skip = False
     for word in sys.argv[1:]:
-        if not skip and not word.startswith("--results"):
+        if not skip and word.partition("=")[0] not in paths:
             words.append(word)
-        skip = word == "--results"
+        skip = not skip and word in paths
     return " ".join(words)
 
 
@@ -114,10 +133,10 @@ def append(record, like):
 
 
 def report(ours, torch_ms, **more):
-    """Prints and appends <case>.vs_torch: the peer's time over ours (1.2 = 1.2 times its speed)."""
+    """Prints and appends <case>.vs_torch: the peer's time, of time_ms, over ours (1.2 = 1.2 times its speed)."""
     ratio = torch_ms / ours["ms"]
     print(f"{ours['case']:<34} ours {ours['ms']:10.4g} ms   torch {torch_ms:10.4g} ms   ratio {ratio:.3f}", flush=True)
     append(
         {"case": ours["case"] + ".vs_torch", "value": ratio, "unit": "ratio", "ms": ours["ms"], "torch_ms": torch_ms,
-         "our_time": ours["time"], **more}, ours)
+         "torch_repetitions": torch_ms.repetitions, "torch_calls": torch_ms.calls, "our_time": ours["time"], **more}, ours)
     return ratio
