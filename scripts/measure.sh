@@ -21,20 +21,16 @@ ours() {
 }
 peer() { env -u LD_LIBRARY_PATH "$python" "harness/bench/peers/$@" || failed="$failed $1"; }
 
-# SECONDS CASE...: these cases on both sides, never one side against an older record of the other.
-attention() {
-  seconds=$1
-  shift
-  ours "$@" --seconds "$seconds" --results $results/attn.jsonl && peer attention.py --seconds "$seconds" "$@"
-}
+# CASE...: these cases on both sides, never one side against an older record of the other.
+attention() { ours "$@" --results $results/attn.jsonl && peer attention.py "$@"; }
 
 group() {
   case $1 in
   kernels) ours kernels --results $results/kernels.jsonl ;;
   gemm) ours gemm --results $results/gemm.jsonl && peer gemm.py ;;
   grouped) ours grouped --results $results/grouped.jsonl && peer grouped_mm.py ;;
-  attn) attention 4 attn.fwdbwd.32768 attn.fwdbwd.32768.h8 attn.fwdbwd.32768.gqa attn.fwdbwd.131072 attn.fwdbwd.131072.h8 attn.fwdbwd.131072.gqa ;;
-  attn1m) attention 1 attn.fwdbwd.1048576 attn.fwdbwd.1048576.gqa attn.fwdbwd.1048576.h16 ;;
+  attn) attention attn.fwdbwd.32768 attn.fwdbwd.32768.h8 attn.fwdbwd.32768.gqa attn.fwdbwd.131072 attn.fwdbwd.131072.h8 attn.fwdbwd.131072.gqa ;;
+  attn1m) attention attn.fwdbwd.1048576 attn.fwdbwd.1048576.gqa attn.fwdbwd.1048576.h16 ;;
   modules) ours modules --results $results/modules.jsonl && peer linear_xent.py ;;
   olmoe) peer olmoe.py --levee "$levee" && peer olmoe.py --levee "$levee" --optimizer adamw ;;
   olmoe128k) peer olmoe.py --levee "$levee" --context 131072 --skip-torch ;;

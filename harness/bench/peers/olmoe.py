@@ -4,8 +4,8 @@ in PyTorch, one after the other on one GPU.
 
     python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE] [--section.key=value ...]
 
-What follows goes to `levee train` (caps, schedules, --profile); such a run, and one of another --config, is printed, not
-recorded. Appends
+What follows goes to `levee train` (caps, schedules, --profile; what it prints needs --verbose); such a run, one of another
+--config and one of fewer than 4 steps, of which the first does not count, is printed, not recorded. Appends
 train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to results/train.jsonl: ratios are ours over torch's, so speed above 1
 and peak below 1 are ours. `--optimizer adamw` takes the whole step, ours alone: train.olmoe<K>k.adamw.mfu. It pins
 12 bytes per parameter on the host, asked or not whether they are free: some machines show memory only once it is used.
@@ -43,6 +43,7 @@ CONFIG = ROOT / "harness" / "configs" / "olmoe-1b-7b.toml"
 VOCAB, LAYERS, HIDDEN, PEAK = 50304, 16, 2048, 989e12
 CONTEXT = 1 << 30  # bytes that the driver and libraries may take beyond the plan
 MOST_ROWS = 1 << 20  # routed rows of 131,072 tokens
+LEAST_STEPS = 4  # of a record: the first is left out, three count
 
 
 def caps(context):
@@ -77,7 +78,8 @@ def same_cudnn():
 
 
 def run_levee(words, folder):
-    """Step seconds (the first step left out), device bytes planned and measured, and those that the driver counts."""
+    """Step seconds (the first step left out); bytes: of the device planned and measured, those that the driver counts, and
+    of pinned memory."""
     write_tokens(f"{folder}/tokens", 2 * words.context + 2)
     command = [
         words.levee, "train", str(words.config), f"--run.folder={folder}/run", f"--data.train={folder}/tokens",
@@ -96,6 +98,7 @@ def run_levee(words, folder):
     steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
     report = json.load(open(f"{folder}/run/memory.json"))
     memory, used = report["per_rank"][0]["device"], report["gpus"][0]["used_bytes"]
+    pinned = report["per_rank"][0]["pinned"]["peak_bytes"]
     if memory["planned_bytes"] != memory["peak_bytes"]:
         sys.exit(f"planned {memory['planned_bytes']} bytes, measured {memory['peak_bytes']}")
     if used > memory["planned_bytes"] + CONTEXT:
@@ -106,8 +109,9 @@ def run_levee(words, folder):
     seconds = statistics.median(s["step_seconds"] for s in steps[1:])
     print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
           f"{mfu(words.context, words.context / seconds):.3f}, planned = measured {memory['peak_bytes'] / 2**30:.2f} GiB, "
-          f"{used / 2**30:.2f} by the driver's count, loss {steps[-1]['loss']:.4f}; {wall:.0f} s with start and end", flush=True)
-    return seconds, memory["peak_bytes"], used
+          f"{used / 2**30:.2f} by the driver's count, {pinned / 2**30:.2f} pinned, loss {steps[-1]['loss']:.4f}; "
+          f"{wall:.0f} s with start and end", flush=True)
+    return seconds, memory["peak_bytes"], used, pinned
 
 
 def make_torch_model(context):
@@ -200,14 +204,16 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="levee's own output too")
     parser.add_argument("--skip-torch", action="store_true", help="our side alone: prints, records only the MFU")
     words, words.rest = parser.parse_known_args()
-    words.recorded = not words.rest and words.config == str(CONFIG)
+    words.recorded = not words.rest and words.config == str(CONFIG) and words.steps >= LEAST_STEPS
+    if words.steps < 2 or words.torch_steps < LEAST_STEPS - 1:
+        parser.error(f"--steps from 2 (the first is left out), --torch-steps from {LEAST_STEPS - 1}")
     if words.context % 1024 != 0:
         parser.error(f"--context {words.context}: records are named by multiples of 1024 tokens")
     with tempfile.TemporaryDirectory() as folder:
-        ours, our_peak, used = run_levee(words, folder)
+        ours, our_peak, used, pinned = run_levee(words, folder)
     rate = words.context / ours
     record(words, "mfu", mfu(words.context, rate), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak,
-           driver_bytes=used)
+           driver_bytes=used, pinned_bytes=pinned, steps=words.steps)
     if words.skip_torch or words.optimizer != "none":
         return
     theirs, their_peak = run_torch(words)
