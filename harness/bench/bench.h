@@ -59,7 +59,7 @@ typedef struct bench_work {
   double bytes; /* least bytes that the work must read and write: each input and output once; 0 = not counted */
   double flops; /* 0 = not counted */
   size_t held_bytes, plain_bytes; /* device bytes that either schedule plans for itself; 0 = none or not said */
-  const char *kernels;            /* whose kernels did the work, where that is found out as it runs; nullable */
+  const char *kernels;            /* what was given the work, where that is found out as it runs; nullable */
 } bench_work;
 
 lev_device *bench_device(bench *b);
