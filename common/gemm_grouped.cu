@@ -151,7 +151,7 @@ template <class S> lev_status launch(const lev_gemm_grouped_args *a, const batch
   p.ordered = false;
   LEV_TRY(fill_groups<S>(a, b, &p));
   LEV_TRY(make_map(&p.a, g->a, rows, S::by_depth ? g->m : g->k, g->lda, S::by_depth ? kStep : S::copy_a));
-  int workers = std::max(1, processors / S::blocks);
+  int workers = std::max(1, processors / kBlocks);
   if constexpr (S::by_depth) {
     LEV_TRY(make_map(&p.b[0], g->b, rows, g->n, g->ldb, kStep));
     order_tiles(&p, workers);
@@ -161,7 +161,7 @@ template <class S> lev_status launch(const lev_gemm_grouped_args *a, const batch
   workers = std::min(workers, p.first_tile[p.groups]);
   if (workers == 0) return LEV_OK;
   LEV_TRY(allow_shared<S>(device));
-  multiply_groups<S><<<(unsigned)(workers * S::blocks), kThreads, kShared, stream>>>(p);
+  multiply_groups<S><<<(unsigned)(workers * kBlocks), kThreads, kShared, stream>>>(p);
   return lev_cuda_launched("gemm_grouped");
 }
 

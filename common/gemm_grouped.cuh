@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel of the grouped products: bf16 operands, f32 sums, one launch for up to kGroups groups.
  *
- * A block of three warpgroups works off tiles of 128 x 256. One warp of the first copies boxes of 64 x 64 elements of A
- * and B into a ring of kStages stages (bulk tensor copies, 128-byte swizzle); each of the other two multiplies 64 rows
- * of the tile and stores them. The two run apart by up to the depth of the ring, so that one stores while the other
- * multiplies. Long products run at the chip's power limit, so that every instruction saved in these loops is speed. Two blocks make a cluster and share the boxes they have in common: neighbours along M
- * share B, neighbours along N share A; each fetches half of them for both.
+ * A block of three warpgroups works off tiles of 128 x 256. One warp of the first copies A and B into a ring of kStages
+ * stages (bulk tensor copies, 128-byte swizzle), where they lie as boxes of 64 x 64 elements: an operand stored along K
+ * by one copy of all its boxes (up to 256 x 64), another by a copy per box. Each of the other two warpgroups multiplies
+ * 64 rows of the tile and stores them. The two run apart by up to the depth of the ring, so that one stores while the
+ * other multiplies. Long products run at the chip's power limit, so that every instruction saved in these loops is
+ * speed. Two blocks make a cluster and share the boxes they have in common: neighbours along M share B, neighbours
+ * along N share A; each fetches half of them for both.
  *
  * Ragged groups. By rows (forward, gradient of the input): a tile that passes the end of its group multiplies rows of
  * the next one too and does not store them. By depth (gradient of weights): K is the group's rows; what the last box
@@ -33,8 +35,8 @@ constexpr int kPanel = 2048;  /* columns of C that are worked off together, for 
 constexpr int kOrder = 4096;  /* tiles whose order a launch can prescribe */
 constexpr int kWorkers = 160; /* clusters of a launch */
 
-/* Which tiles the two blocks of a cluster take. */
-enum pairing { PAIR_NONE, PAIR_ALONG_M, PAIR_ALONG_N }; /* PAIR_NONE: a block alone */
+constexpr int kBlocks = 2; /* of a cluster: two tiles, next to each other along M or N */
+enum pairing { PAIR_ALONG_M, PAIR_ALONG_N };
 
 /* One instance of the kernel. by_depth: K is ragged, else M. trans_b: B is stored [N, K]. Out: float, or lev_bf16 where
  * it does not accumulate (C +=). */
@@ -42,7 +44,6 @@ template <bool by_depth_, bool trans_b_, class Out_, bool accumulate_, pairing p
   static constexpr bool by_depth = by_depth_, trans_b = trans_b_, accumulate = accumulate_;
   using Out = Out_;
   static constexpr pairing pair = pair_;
-  static constexpr int blocks = pair_ == PAIR_NONE ? 1 : 2;
   static constexpr int copy_a = kTileM / (pair_ == PAIR_ALONG_N ? 2 : 1); /* rows of A, and of B, that a block */
   static constexpr int copy_b = kTileN / (pair_ == PAIR_ALONG_M ? 2 : 1); /* copies at once where K is inside */
   static constexpr int span_m = kTileM * (pair_ == PAIR_ALONG_M ? 2 : 1); /* of a cluster's tile */
@@ -82,7 +83,7 @@ template <class S> struct tiles {
   int rank, worker, step, at, end, group = 0;
 
   __device__ __forceinline__ tiles(const params<S::by_depth> &p_, const group_table &groups_, uint32_t rank_)
-      : p(p_), groups(groups_), rank((int)rank_), worker(blockIdx.x / S::blocks), step(gridDim.x / S::blocks) {
+      : p(p_), groups(groups_), rank((int)rank_), worker(blockIdx.x / kBlocks), step(gridDim.x / kBlocks) {
     at = worker, end = groups.first_tile[p.groups];
     if constexpr (S::by_depth)
       if (p.ordered) at = p.order_begin[worker], end = p.order_begin[worker + 1], step = 1;
@@ -176,8 +177,8 @@ __device__ void copy_tiles(const params<S::by_depth> &p, tiles<S> todo, const ri
 
 /* This warp has read the stage: tells every block that copies into it, a lane each. `emptied`: the barriers of the
  * lane's block. */
-template <class S> __device__ __forceinline__ void release(uint32_t emptied, uint32_t stage, int lane) {
-  if (lane < S::blocks) lev_barrier_arrive_at(emptied + stage * 8);
+__device__ __forceinline__ void release(uint32_t emptied, uint32_t stage, int lane) {
+  if (lane < kBlocks) lev_barrier_arrive_at(emptied + stage * 8);
 }
 
 /* Rows `valid` to 63 of all boxes of the stage become zero. Both warpgroups that multiply. */
@@ -211,21 +212,20 @@ __device__ __forceinline__ void multiply(const ring &r, uint32_t emptied, place 
       lev_wgmma_64x256<S::by_depth, !S::trans_b>(d, a + i * (step_a >> 4), b + i * (step_b >> 4), k > 0 || i > 0);
     lev_wgmma_commit();
     lev_wgmma_wait<1>();
-    if (k > 0) release<S>(emptied, before, lane);
+    if (k > 0) release(emptied, before, lane);
     before = at->stage;
   }
   lev_wgmma_wait<0>();
-  if (depth > 0) release<S>(emptied, before, lane);
+  if (depth > 0) release(emptied, before, lane);
 }
 
 /* By rows: a warpgroup whose rows are all past the end. By depth it multiplies its zeros: both are needed where rows
  * are blanked. */
-template <class S>
 __device__ __forceinline__ void pass_by(const ring &r, uint32_t emptied, place *at, int depth, int lane) {
 #pragma unroll 1
   for (int k = 0; k < depth; k += kStep, at->next()) {
     lev_barrier_wait(r.filled(at->stage), at->parity);
-    release<S>(emptied, at->stage, lane);
+    release(emptied, at->stage, lane);
   }
 }
 
@@ -348,14 +348,14 @@ template <class Out> __device__ __forceinline__ void store_zeros(Out *c, int64_t
 template <class S>
 __device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, const ring &r, int group64, int lane) {
   using Out = typename S::Out;
-  uint32_t emptied = lev_cluster_address(r.empty, (uint32_t)lane % S::blocks);
+  uint32_t emptied = lev_cluster_address(r.empty, (uint32_t)lane % kBlocks);
   place at;
   tile t;
   float d[128];
   while (todo.next(&t)) {
     int rows = t.rows - group64 * 64;
     if (!S::by_depth && (rows <= 0 || t.n >= p.n)) {
-      pass_by<S>(r, emptied, &at, t.depth, lane);
+      pass_by(r, emptied, &at, t.depth, lane);
       continue;
     }
     Out *c = static_cast<Out *>(p.c[S::by_depth ? t.group : 0]) +
@@ -372,12 +372,12 @@ __device__ void multiply_tiles(const params<S::by_depth> &p, tiles<S> todo, cons
 /* ---- the kernel ---- */
 
 template <class S>
-__global__ void __cluster_dims__(S::blocks, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 1)
     multiply_groups(const __grid_constant__ params<S::by_depth> p) {
   extern __shared__ unsigned char shared[];
   __shared__ group_table groups;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t rank = S::blocks == 1 ? 0 : lev_cluster_rank();
+  uint32_t rank = lev_cluster_rank();
   ring r;
   /* Through a shuffle, or the compiler would work the address out again in every loop. */
   r.data = __shfl_sync(0xffffffffu, (lev_shared_address(shared) + 1023) & ~1023u, 0);
@@ -389,7 +389,7 @@ __global__ void __cluster_dims__(S::blocks, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (uint32_t s = 0; s < kStages; ++s) {
       lev_barrier_init(r.filled(s), 1);
-      lev_barrier_init(r.emptied(s), 8 * S::blocks);
+      lev_barrier_init(r.emptied(s), 8 * kBlocks);
     }
     lev_barriers_ready();
     lev_tma_prefetch_map(&p.a);
