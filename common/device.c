@@ -285,12 +285,21 @@ lev_status lev_fill(lev_stream *stream, void *dst, int byte, size_t bytes, const
   return st;
 }
 
-lev_status lev_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes) {
+static lev_status launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes,
+                         lev_span_kind kind) {
   LEV_TRY(not_stopped(stream));
   if (args_bytes > LEV_ARGS_MAX)
     return lev_fail(LEV_ERR_ARG, "%s: %zu bytes of arguments, at most %d fit", kernel->name, args_bytes, LEV_ARGS_MAX);
-  int64_t span = lev_span_begin(stream, LEV_SPAN_KERNEL, kernel->name, 0, NULL, NULL);
+  int64_t span = lev_span_begin(stream, kind, kernel->name, 0, NULL, NULL);
   lev_status st = stream->device->ops->launch(stream, kernel, args, args_bytes);
   lev_span_end(stream, span);
   return st;
+}
+
+lev_status lev_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes) {
+  return launch(stream, kernel, args, args_bytes, LEV_SPAN_KERNEL);
+}
+
+lev_status lev_launch_host(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes) {
+  return launch(stream, kernel, args, args_bytes, LEV_SPAN_HOST);
 }

@@ -22,8 +22,11 @@ struct lev_profile {
 };
 
 const char *lev_span_kind_name(lev_span_kind kind) {
-  static const char *const names[LEV_SPAN_KINDS] = {
-      [LEV_SPAN_KERNEL] = "kernel", [LEV_SPAN_COPY] = "copy", [LEV_SPAN_FILL] = "fill", [LEV_SPAN_COLL] = "collective"};
+  static const char *const names[LEV_SPAN_KINDS] = {[LEV_SPAN_KERNEL] = "kernel",
+                                                    [LEV_SPAN_COPY] = "copy",
+                                                    [LEV_SPAN_FILL] = "fill",
+                                                    [LEV_SPAN_COLL] = "collective",
+                                                    [LEV_SPAN_HOST] = "host"};
   return (unsigned)kind < LEV_SPAN_KINDS ? names[kind] : "?";
 }
 

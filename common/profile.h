@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When every operation of a device ran: one span per kernel launch, copy, fill and collective, with the times its
+/* When every operation of a device ran: one span per launch, copy, fill and collective, with the times its
  * stream came to it and left it (CUDA events; the worker's clock on the cpu). Each span belongs to the phase that the
  * host was in when it enqueued the operation.
  *
@@ -18,7 +18,8 @@ typedef enum lev_span_kind {
   LEV_SPAN_KERNEL,
   LEV_SPAN_COPY,
   LEV_SPAN_FILL,
-  LEV_SPAN_COLL,
+  LEV_SPAN_COLL, /* from this rank's arrival: the wait for the others is inside */
+  LEV_SPAN_HOST, /* launched work of host threads (lev_launch_host) */
   LEV_SPAN_KINDS
 } lev_span_kind;
 const char *lev_span_kind_name(lev_span_kind kind);

@@ -106,9 +106,9 @@ static lev_status launch(oadamw_plan *p, const lev_kernel *kernel, lev_stream *s
                              .grad_dtype = p->config.grad_dtype,
                              .simd = p->simd,
                              .rates = p->rates[segment]};
-  if (p->host_slots && kernel == &oadamw_kernel_host_update)
-    args.slot = &p->host_slots[p->host_updates++ % (2 * p->n_pieces)];
-  return LEV_LAUNCH(stream, kernel, args);
+  if (kernel != &oadamw_kernel_host_update) return LEV_LAUNCH(stream, kernel, args);
+  if (p->host_slots) args.slot = &p->host_slots[p->host_updates++ % (2 * p->n_pieces)];
+  return lev_launch_host(stream, kernel, &args, sizeof args);
 }
 
 static lev_status step_plain(oadamw_plan *p, const oadamw_step_args *args, lev_stream *stream) {

@@ -20,10 +20,6 @@ static int by_time(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-static bool computes(const lev_span *s) {
-  return s->kind == LEV_SPAN_KERNEL || s->kind == LEV_SPAN_COLL;
-}
-
 lev_status lev_overlap_of(const lev_span *spans, int64_t n, lev_overlap *out) {
   *out = (lev_overlap){.share = 1};
   if (n == 0) return LEV_OK;
@@ -31,7 +27,7 @@ lev_status lev_overlap_of(const lev_span *spans, int64_t n, lev_overlap *out) {
   if (!edges) return LEV_ERR_NOMEM;
   for (int64_t i = 0; i < n; ++i) {
     const lev_span *s = &spans[i];
-    int kernel = computes(s), copy = s->kind == LEV_SPAN_COPY && s->host_link;
+    int kernel = s->kind == LEV_SPAN_KERNEL, copy = s->kind == LEV_SPAN_COPY && s->host_link;
     edges[2 * i] = (edge){s->begin, kernel, copy};
     edges[2 * i + 1] = (edge){s->end, -kernel, -copy};
     if (copy) out->host_bytes += s->bytes;

@@ -12,8 +12,9 @@
 extern "C" {
 #endif
 
-/* Times in seconds. Busy is the time in which at least one span of a kind is open: kernels (with the sums of
- * collectives), copies over the host link. */
+/* Times in seconds. Busy is the time in which at least one span of a kind is open: kernels, copies over the host link.
+ * Not computing: collectives, whose spans hold the wait for other ranks, and work of host threads
+ * (oadamw.host_update). */
 typedef struct lev_overlap {
   double length;  /* from the first span's begin to the last one's end */
   double compute; /* kernels busy */

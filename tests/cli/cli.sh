@@ -120,6 +120,12 @@ for rank in range(2):
     phases = [e['name'] for e in p['traceEvents'] if e['ph'] == 'X' and e['tid'] == 0]
     assert {'forward.attention 1', 'loss', 'backward.experts 0', 'grad_norm'} <= set(phases), phases
 PY"
+check "an update on host threads is no kernel in the timeline" sh -c "'$levee' train '$work/tiny.toml' --run.folder='$work/ph' \
+  --optimizer.name=adamw --train.steps=2 --lr_scheduler.warmup_steps=1 --memory.oadamw_placement=cpu --profile > /dev/null && python3 - '$work' <<'PY'
+import json, sys
+kinds = {o['name']: o['kind'] for o in json.load(open(sys.argv[1] + '/ph/profile.rank0.json'))['levee']['operations']}
+assert kinds['oadamw.host_update'] == 'host' and kinds['model.rmsnorm'] == 'kernel', kinds
+PY"
 check "memory.json: planned = measured, and the plan says the same" sh -c "'$levee' plan '$work/tiny.toml' --json --all-ranks > '$work/plan.json' && python3 - '$work' <<'PY'
 import json, sys
 run = json.load(open(sys.argv[1] + '/a/memory.json'))

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/comm.h"
 #include "common/hostmem.h"
 #include "harness/report/profile_report.h"
 #include "tests/t.h"
@@ -36,7 +37,7 @@ static lev_overlap counted(const lev_span *spans, int n) {
     bool k = false, c = false;
     for (int i = 0; i < n; ++i) {
       bool open = spans[i].begin <= t && t < spans[i].end;
-      k |= open && (spans[i].kind == LEV_SPAN_KERNEL || spans[i].kind == LEV_SPAN_COLL);
+      k |= open && spans[i].kind == LEV_SPAN_KERNEL;
       c |= open && spans[i].kind == LEV_SPAN_COPY && spans[i].host_link;
     }
     out.compute += k, out.copy += c, out.inside += k && c;
@@ -59,9 +60,12 @@ T_TEST(profile_overlap_of_a_few_spans) {
   T_REQUIRE_OK(lev_overlap_of(spans, 6, &o));
   T_EXPECT(near(o.copy, 3) && near(o.inside, 2) && near(o.compute, 6));
   T_EXPECT_EQ_I64((int64_t)o.host_bytes, 10);
-  spans[1].kind = LEV_SPAN_FILL; /* nor is a fill computing */
-  T_REQUIRE_OK(lev_overlap_of(spans, 6, &o));
-  T_EXPECT(near(o.compute, 4) && near(o.inside, 1));
+  static const lev_span_kind others[] = {LEV_SPAN_FILL, LEV_SPAN_COLL, LEV_SPAN_HOST};
+  for (int k = 0; k < 3; ++k) { /* nor is a fill, the wait inside a collective, or a host thread's work computing */
+    spans[1].kind = others[k];
+    T_REQUIRE_OK(lev_overlap_of(spans, 6, &o));
+    T_EXPECT_MSG(near(o.compute, 4) && near(o.inside, 1), "%s: %g computing", lev_span_kind_name(others[k]), o.compute);
+  }
 }
 
 T_TEST(profile_overlap_of_many_spans) {
@@ -152,6 +156,41 @@ T_TEST(profile_spans_of_a_device) {
   T_EXPECT(out->phase == 0 && b->phase == 1 && lev_profile_phase_at(s.profile, 0).index == 4);
   T_EXPECT(strcmp(lev_profile_stream(s.profile, out->stream), "side") == 0);
   lev_device_close(s.device);
+}
+
+enum { LATE_MS = 30, WORK_MS = 10 };
+
+/* Rank 0 waits in a barrier for rank 1, which comes late; then host threads work for it. */
+static void waiting_rank(int index, void *hub) {
+  scene s;
+  lev_comm *world;
+  lev_overlap o;
+  int late = LATE_MS, work_ms = WORK_MS;
+  open_scene(&s, LEV_BACKEND_CPU, 100);
+  T_REQUIRE_OK(lev_comm_local_join(hub, index, s.device, &world));
+  T_EXPECT_OK(lev_profile_start(s.profile, s.compute));
+  if (index == 1) T_EXPECT_OK(lev_launch(s.compute, &sleep_kernel, &late, sizeof late));
+  T_EXPECT_OK(lev_comm_barrier(world, s.compute));
+  T_EXPECT_OK(lev_launch_host(s.compute, &sleep_kernel, &work_ms, sizeof work_ms));
+  T_EXPECT_OK(lev_profile_read(s.profile));
+  T_REQUIRE_OK(lev_overlap_of(lev_profile_at(s.profile, 0), lev_profile_count(s.profile), &o));
+  if (index == 0) T_EXPECT(lev_profile_at(s.profile, 0)->kind == LEV_SPAN_COLL && o.compute == 0);
+  if (index == 1)
+    T_EXPECT_MSG(o.compute >= 1e-3 * (LATE_MS - 1) && o.length - o.compute >= 1e-3 * (WORK_MS - 1), "%g of %g s",
+                 o.compute, o.length);
+  const lev_span *last = lev_profile_at(s.profile, lev_profile_count(s.profile) - 1);
+  T_EXPECT(last->kind == LEV_SPAN_HOST && strcmp(lev_span_kind_name(last->kind), "host") == 0);
+  T_EXPECT(o.length >= 1e-3 * (WORK_MS - 1));
+  T_EXPECT_OK(lev_comm_agree(world, LEV_OK)); /* nobody leaves while the other still waits */
+  lev_comm_destroy(world);
+  lev_device_close(s.device);
+}
+
+T_TEST(profile_waits_and_host_work_are_not_computing) {
+  lev_comm_hub *hub;
+  T_REQUIRE_OK(lev_comm_hub_create(2, 60, &hub));
+  t_ranks(2, waiting_rank, hub);
+  lev_comm_hub_destroy(hub);
 }
 
 T_TEST(profile_without_room_counts_what_it_drops) {
