@@ -127,11 +127,10 @@ static lev_status show_begin(const lev_config *config, bool all, shown *s) {
   if (!all)
     s->rows[0] =
         (lev_memory_rank){.rank = k->first[s->world.largest], .planned = s->world.plan[s->world.largest].ledger};
-  size_t limit = config->memory.device_memory, reserve = config->memory.context_reserve;
   s->report = (lev_memory_report){.ranks = k->ranks,
                                   .rank = s->rows,
                                   .n = n,
-                                  .device_limit = limit > reserve ? limit - reserve : limit,
+                                  .device_limit = lev_device_limit(config),
                                   .host_limit = config->memory.host_memory,
                                   .heap_cap = config->memory.heap_cap,
                                   .grows = grows,
@@ -170,7 +169,7 @@ static size_t excess(const shown *s, size_t *device, size_t *host) {
 }
 
 static void print_plan(const lev_config *config, const shown *s) {
-  char a[24], b[24];
+  char a[24], b[24], c[24];
   size_t device, host;
   const lev_rank_plan *plan = &s->world.plan[s->world.largest];
   bool small = plan->total < 1000000000;
@@ -183,8 +182,8 @@ static void print_plan(const lev_config *config, const shown *s) {
   lev_memory_table(&s->report, stdout);
   excess(s, &device, &host);
   if (device)
-    printf("does not fit: %s over memory.device_memory = %s\n", lev_bytes_text(device, a),
-           lev_bytes_text(s->report.device_limit, b));
+    printf("does not fit: %s over memory.device_memory = %s less a reserve of %s\n", lev_bytes_text(device, a),
+           lev_bytes_text(config->memory.device_memory, b), lev_bytes_text(lev_context_reserve(config), c));
   if (host)
     printf("does not fit: %s over memory.host_memory = %s\n", lev_bytes_text(host, a),
            lev_bytes_text(s->report.host_limit, b));

@@ -51,12 +51,10 @@ static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
     if (!memory->traces) continue;
     t->ranks[i].trace_events = memory->traces[i].events, t->ranks[i].trace_dropped = memory->traces[i].dropped;
   }
-  size_t limit = t->config.memory.device_memory;
-  if (limit > t->config.memory.context_reserve) limit -= t->config.memory.context_reserve;
   return (lev_memory_report){.ranks = memory->ranks,
                              .rank = t->ranks,
                              .n = memory->ranks,
-                             .device_limit = limit,
+                             .device_limit = lev_device_limit(&t->config),
                              .host_limit = t->config.memory.host_memory,
                              .heap_cap = t->config.memory.heap_cap};
 }
@@ -68,15 +66,17 @@ static void gpus_json(const lev_run_memory *memory, char *text, size_t room) {
     const lev_run_gpu *g = &memory->gpus[i];
     at += (size_t)snprintf(
         text + at, room - at,
-        "%s{\"gpu\": %d, \"ranks\": %d, \"planned_bytes\": %zu, \"used_bytes\": %zu, \"total_bytes\": %zu}",
-        i == 0 ? "[" : ", ", g->index, g->ranks, g->planned_bytes, g->used_bytes, g->total_bytes);
+        "%s{\"gpu\": %d, \"ranks\": %d, \"planned_bytes\": %zu, \"reserve_bytes\": %zu, \"start_free_bytes\": %zu, "
+        "\"drop_bytes\": %zu, \"within_plan\": %s, \"used_bytes\": %zu, \"total_bytes\": %zu}",
+        i == 0 ? "[" : ", ", g->index, g->ranks, g->planned_bytes, g->reserve_bytes, g->start_free_bytes,
+        lev_run_gpu_drop(g), lev_run_gpu_holds(g) ? "true" : "false", g->total_bytes - g->free_bytes, g->total_bytes);
   }
   if (at > 0 && at < room) at += (size_t)snprintf(text + at, room - at, "]");
   if (at == 0 || at >= room) text[0] = '\0';
 }
 
 static void write_memory(train *t, const lev_run_memory *memory) {
-  char path[1024], gpus[4096];
+  char path[1024], gpus[8192];
   lev_memory_report report = report_of(t, memory);
   lev_memory_note note = {"gpus", gpus};
   gpus_json(memory, gpus, sizeof gpus);
@@ -301,15 +301,25 @@ static void heap_row(const train *t) {
                     "--run.trace_steps\n");
 }
 
+/* Whether the free memory of each GPU fell by no more than is planned and reserved. More is no failure: another process
+ * may have taken it meanwhile. */
 static void gpu_rows(const lev_run_memory *memory) {
-  char used[24], planned[24], rest[24];
+  char drop[24], most[24], planned[24], reserve[24], used[24];
   for (int i = 0; i < memory->n_gpus; ++i) {
     const lev_run_gpu *g = &memory->gpus[i];
-    size_t beyond = g->used_bytes > g->planned_bytes ? g->used_bytes - g->planned_bytes : 0;
-    printf("GPU %d: %s in use by its driver's count, %s of them planned; %s are the context, libraries and other "
-           "processes\n",
-           g->index, lev_bytes_text(g->used_bytes, used), lev_bytes_text(g->planned_bytes, planned),
-           lev_bytes_text(beyond, rest));
+    bool holds = lev_run_gpu_holds(g);
+    lev_bytes_text(lev_run_gpu_drop(g), drop), lev_bytes_text(lev_run_gpu_allowed(g), most);
+    lev_bytes_text(g->planned_bytes, planned), lev_bytes_text(g->reserve_bytes, reserve);
+    lev_bytes_text(g->total_bytes - g->free_bytes, used);
+    printf(
+        "driver: GPU %d took %s, at most %s (planned %s, reserve %s) %s; in use, context and other processes too: %s\n",
+        g->index, drop, most, planned, reserve, holds ? "holds" : "does NOT hold", used);
+    if (!holds)
+      fprintf(
+          stderr,
+          "warning: free memory of GPU %d fell by %s, allowed were %s (planned %s, memory.context_reserve %s): another "
+          "process took the rest, or the reserve is too small\n",
+          g->index, drop, most, planned, reserve);
   }
 }
 

@@ -187,6 +187,10 @@ static lev_status set_size(lev_config *config, const option *o, const char *valu
     *(size_t *)field(config, o) = SIZE_MAX;
     return LEV_OK;
   }
+  if (o->size == LEV_SIZE_AUTO && strcmp(value, "auto") == 0) {
+    *(size_t *)field(config, o) = LEV_SIZE_AUTO;
+    return LEV_OK;
+  }
   if (!scaled(value, &n) || n < 0)
     return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" is no size (512MiB, 1.5GiB, 1048576, unlimited)", origin,
                     o->name, value);
@@ -355,7 +359,8 @@ lev_status lev_config_validate(const lev_config *c) {
   if (c->run.folder[0] == '\0' || c->checkpoint.folder[0] == '\0')
     return lev_fail(LEV_ERR_CONFIG, "%s is empty; it must name a folder",
                     c->run.folder[0] == '\0' ? "run.folder" : "checkpoint.folder");
-  if (c->memory.device_memory > 0 && c->memory.context_reserve >= c->memory.device_memory)
+  if (c->memory.device_memory > 0 && c->memory.context_reserve != LEV_SIZE_AUTO &&
+      c->memory.context_reserve >= c->memory.device_memory)
     return lev_fail(LEV_ERR_CONFIG, "memory.context_reserve = %zu leaves nothing of memory.device_memory = %zu",
                     c->memory.context_reserve, c->memory.device_memory);
   size_t folder = strlen(c->run.folder) + strlen(c->checkpoint.folder);
@@ -417,8 +422,8 @@ static void print_value(const lev_config *config, const option *o, FILE *out) {
     fprintf(out, "%lld", (long long)*(const int64_t *)p);
     break;
   case KIND_SIZE:
-    if (*(const size_t *)p == SIZE_MAX)
-      fputs("\"unlimited\"", out);
+    if (*(const size_t *)p == SIZE_MAX || *(const size_t *)p == LEV_SIZE_AUTO)
+      fputs(*(const size_t *)p == SIZE_MAX ? "\"unlimited\"" : "\"auto\"", out);
     else
       fprintf(out, "%zu", *(const size_t *)p);
     break;

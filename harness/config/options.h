@@ -3,7 +3,8 @@
  *
  *   OPTION(section, key, type, default, minimum, maximum, help)
  *
- * Types: INT (int64_t; 4K, 1M suffixes are powers of 1024), SIZE (bytes as size_t; 64GiB, 512MiB, "unlimited"), REAL (double), BOOL, TEXT (string),
+ * Types: INT (int64_t; 4K, 1M suffixes are powers of 1024), SIZE (bytes as size_t; 64GiB, 512MiB, "unlimited", and "auto"
+ * where that is the default), REAL (double), BOOL, TEXT (string),
  * or the name of a CHOICE list below (int). Minimum and maximum are for INT and REAL. */
 #ifndef LEV_CONFIG_OPTIONS_H
 #define LEV_CONFIG_OPTIONS_H
@@ -117,7 +118,7 @@
 #define LEV_OPTIONS_memory(O)                                                                                          \
   O(memory, device_memory, SIZE, 0, 0, 0, "limit per rank on the device; 0 = none")                                    \
   O(memory, host_memory, SIZE, 0, 0, 0, "limit per rank on pinned and named host memory; 0 = none")                   \
-  O(memory, context_reserve, SIZE, 0, 0, 0, "kept free for the driver inside device_memory")                           \
+  O(memory, context_reserve, SIZE, LEV_SIZE_AUTO, 0, 0, "kept free inside device_memory, once per GPU, for the driver's context, kernels, cuBLAS and cuDNN; auto: 1 GiB on a GPU, else 0") \
   O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap is meant to hold; passing it is a warning")                    \
   O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
   O(memory, llep_tile_rows, INT, 0, 0, 1LL << 40, "rows of experts computed at a time; 0 = 1024, on a GPU 8192; plain: all") \

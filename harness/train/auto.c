@@ -676,13 +676,13 @@ static void list_words(const search *s, const lev_config *before, lev_auto_resul
 
 lev_status lev_auto_plan(lev_config *config, const lev_ceilings *rates, lev_auto_result *out) {
   const lev_config before = *config;
-  const size_t device = config->memory.device_memory, reserve = config->memory.context_reserve;
+  const size_t device = lev_device_limit(config);
   search s = {.c = config, .rates = rates, .device_limit = SIZE_MAX, .host_limit = SIZE_MAX, .n_active = 0};
   bool again = true;
   memset(out, 0, sizeof *out);
   if (device == 0 && config->memory.host_memory == 0)
     return lev_fail(LEV_ERR_CONFIG, "choosing caps needs memory.device_memory (and memory.host_memory)");
-  if (device > 0) s.device_limit = device > reserve ? device - reserve : 0;
+  if (device > 0) s.device_limit = device;
   if (config->memory.host_memory > 0) s.host_limit = config->memory.host_memory;
   lev_rank_classes classes; /* refuses what planning would refuse */
   LEV_TRY(lev_rank_classes_create(config, &classes));

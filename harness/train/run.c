@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/dims.h"
 #include "common/log.h"
 #include "common/topo.h"
 #include "harness/train/state.h"
@@ -81,6 +82,18 @@ static lev_run_memory memory_of(const run *r, bool measured) {
                           .n_gpus = measured ? r->n_gpus : 0};
 }
 
+size_t lev_run_gpu_drop(const lev_run_gpu *gpu) {
+  return gpu->start_free_bytes > gpu->free_bytes ? gpu->start_free_bytes - gpu->free_bytes : 0;
+}
+
+size_t lev_run_gpu_allowed(const lev_run_gpu *gpu) {
+  return lev_sat_add(gpu->planned_bytes, gpu->reserve_bytes);
+}
+
+bool lev_run_gpu_holds(const lev_run_gpu *gpu) {
+  return lev_run_gpu_drop(gpu) <= lev_run_gpu_allowed(gpu);
+}
+
 /* Local ranks share the GPUs in turn. */
 static int gpus_of(const run *r) {
   if (lev_run_backend(r->config) != LEV_BACKEND_CUDA) return 0;
@@ -89,6 +102,18 @@ static int gpus_of(const run *r) {
 }
 
 /* ---- one rank ---- */
+
+/* The first rank of each GPU asks its driver what is free. No rank has a slab yet: a rank makes its own
+ * after all have joined the world. */
+static lev_status open_gpu(rank_run *rr, int gpus) {
+  run *r = rr->shared;
+  if (rr->index >= gpus) return LEV_OK;
+  lev_run_gpu *g = &r->gpus[rr->index];
+  *g = (lev_run_gpu){.index = rr->index, .reserve_bytes = lev_context_reserve(r->config)};
+  for (int i = rr->index; i < r->ranks; i += gpus, ++g->ranks)
+    g->planned_bytes += r->plans[i].slabs.bytes[LEV_MEM_DEVICE];
+  return lev_device_memory(rr->device, &g->start_free_bytes, &g->total_bytes);
+}
 
 static lev_status open_rank(rank_run *rr) {
   run *r = rr->shared;
@@ -105,6 +130,7 @@ static lev_status open_rank(rank_run *rr) {
   dc.trace = rr->trace;
   LEV_TRY(lev_ledger_create(rr->trace, &r->measured[rr->index]));
   LEV_TRY(lev_device_open(&dc, &rr->device));
+  LEV_TRY(open_gpu(rr, gpus));
   return c->run.profile ? lev_profile_create(rr->device, PROFILE_SPANS / r->ranks, &rr->profile) : LEV_OK;
 }
 
@@ -253,20 +279,15 @@ static lev_status profiled_step(rank_run *rr, int64_t step) {
   return LEV_OK;
 }
 
-/* The first rank of each GPU asks its driver, while every rank still holds its memory. */
+/* The same rank of each GPU asks again, while every rank still holds its memory. */
 static lev_status count_gpu(rank_run *rr) {
   run *r = rr->shared;
   int gpus = gpus_of(r);
-  size_t free_bytes;
   LEV_TRY(lev_comm_agree(rr->world, LEV_OK));
   lev_status st = LEV_OK;
   if (rr->index < gpus) {
     lev_run_gpu *g = &r->gpus[rr->index];
-    *g = (lev_run_gpu){.index = rr->index};
-    for (int i = rr->index; i < r->ranks; i += gpus, ++g->ranks)
-      g->planned_bytes += r->plans[i].slabs.bytes[LEV_MEM_DEVICE];
-    st = lev_device_memory(rr->device, &free_bytes, &g->total_bytes);
-    if (st == LEV_OK) g->used_bytes = g->total_bytes - free_bytes;
+    st = lev_device_memory(rr->device, &g->free_bytes, &g->total_bytes);
   }
   if (rr->index == 0) r->n_gpus = gpus;
   return lev_comm_agree(rr->world, st);

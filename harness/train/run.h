@@ -34,13 +34,21 @@ typedef struct lev_run_trace {
   int64_t events, dropped;
 } lev_run_trace;
 
-/* A GPU as its driver sees it after the last step, all memory still held. What is in use beyond the slabs is the
- * context, the libraries' code, and other processes. */
+/* A GPU as its driver sees it. CUDA tells what is free once the context is there: that is asked before any rank has a
+ * slab, and again after the last step, all memory still held. So what other processes hold all the time is not in the
+ * drop between the two, nor is the bare context; kernels, libraries and what others take meanwhile are. */
 typedef struct lev_run_gpu {
   int index, ranks;     /* ranks that share it */
   size_t planned_bytes; /* their slabs */
-  size_t used_bytes, total_bytes;
+  size_t reserve_bytes; /* lev_context_reserve: of the GPU, not of a rank */
+  size_t start_free_bytes, free_bytes, total_bytes;
 } lev_run_gpu;
+
+/* Bytes by which free memory fell; 0 where it rose. */
+size_t lev_run_gpu_drop(const lev_run_gpu *gpu);
+/* Most that it should fall by: what is planned and the reserve. */
+size_t lev_run_gpu_allowed(const lev_run_gpu *gpu);
+bool lev_run_gpu_holds(const lev_run_gpu *gpu);
 
 /* The memory of all ranks, planned and measured so far. Arrays have `ranks` entries. */
 typedef struct lev_run_memory {

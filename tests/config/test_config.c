@@ -69,6 +69,12 @@ T_TEST(config_reads_every_type) {
   T_EXPECT(config.memory.device_memory == (size_t)3 << 29);
   T_EXPECT(config.memory.host_memory == (size_t)512 << 20);
   T_EXPECT(config.memory.sco_host_budget == SIZE_MAX);
+  T_EXPECT(config.memory.context_reserve == LEV_SIZE_AUTO);
+  T_EXPECT_OK(lev_config_set(&config, "memory.context_reserve", "300MiB", "x"));
+  T_EXPECT(config.memory.context_reserve == (size_t)300 << 20);
+  T_EXPECT_OK(lev_config_set(&config, "memory.context_reserve", "auto", "x"));
+  T_EXPECT(config.memory.context_reserve == LEV_SIZE_AUTO);
+  T_EXPECT_STATUS(lev_config_set(&config, "memory.heap_cap", "auto", "x"), LEV_ERR_CONFIG); /* no default of its own */
   T_EXPECT_EQ_I64(config.memory.llep_foreign_slots, -1);
   T_EXPECT_EQ_I64(config.memory.llep_chunk_rows, 1 << 20);
 }

@@ -24,6 +24,7 @@ static const char *const variants[PLAN_VARIANTS] = {
 void plan_small(lev_config *config, int variant) {
   lev_config_defaults(config);
   T_EXPECT_OK(lev_config_parse(config, small, "small"));
+  config->memory.context_reserve = 0; /* limits follow what is planned, whatever the machine has */
   T_EXPECT_OK(lev_config_parse(config, variants[variant], "variant"));
 }
 
@@ -32,6 +33,7 @@ void plan_read(lev_config *config, const char *name) {
   snprintf(path, sizeof path, "harness/configs/%s.toml", name);
   lev_config_defaults(config);
   T_EXPECT_OK(lev_config_read(config, path));
+  config->memory.context_reserve = 0;
 }
 
 void plan_set(lev_config *config, const char *name, const char *value) {

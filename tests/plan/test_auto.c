@@ -26,7 +26,7 @@ static int64_t over_limits(const lev_config *c) {
   for (int i = 0; i < world.classes.n; ++i) {
     const lev_rank_plan *p = &world.plan[i];
     int64_t device = (int64_t)lev_ledger_peak(p->ledger, LEV_MEM_DEVICE), host = (int64_t)lev_rank_plan_host(p);
-    device -= (int64_t)(c->memory.device_memory - c->memory.context_reserve);
+    device -= (int64_t)lev_device_limit(c);
     host -= (int64_t)c->memory.host_memory;
     if (c->memory.device_memory > 0) most = device > most ? device : most;
     if (c->memory.host_memory > 0) most = host > most ? host : most;
