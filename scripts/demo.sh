@@ -18,6 +18,7 @@ else
     mv "$text.tmp" "$text"
   fi
 fi
-rm -rf runs/demo
 "$levee" tokenize "$text" --train-bpe 4096 --holdout 0.05 --output "$work/text"
+[ "${1:-}" != text ] || exit 0
+rm -rf runs/demo
 exec "$levee" train harness/configs/demo.toml "$@"
