@@ -118,7 +118,8 @@ typedef struct lev_kernel {
 LEV_MUST_CHECK lev_status lev_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes);
 #define LEV_LAUNCH(stream, kernel, args) lev_launch((stream), (kernel), &(args), sizeof(args))
 /* The same of work that host threads do on cuda too: a profile does not count its time as the device computing. */
-LEV_MUST_CHECK lev_status lev_launch_host(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes);
+LEV_MUST_CHECK lev_status lev_launch_host(lev_stream *stream, const lev_kernel *kernel, const void *args,
+                                          size_t args_bytes);
 
 /* The stream's own scratch for library calls (bf16 GEMM panels on cpu, cuBLAS workspace on cuda), given by the owner out
  * of an arena under the tag "library". Streams without it cannot run bf16 GEMMs. NULL / 0 where none was set. */

@@ -112,13 +112,18 @@ static int largest(const lev_run_memory *memory) {
 }
 
 /* A run over its limits would die later, or take what is not its own. */
-static lev_status within_limits(const lev_memory_report *report) {
-  char a[24];
+static lev_status within_limits(const lev_config *config, const lev_memory_report *report) {
+  char a[24], b[24], c[24];
   size_t device, host;
   lev_memory_excess(report, &device, &host);
-  if (device || host)
-    return lev_fail(LEV_ERR_BUDGET, "does not fit: %s over memory.%s_memory; levee plan shows every byte",
-                    lev_bytes_text(device ? device : host, a), device ? "device" : "host");
+  if (device)
+    return lev_fail(LEV_ERR_BUDGET,
+                    "does not fit: %s over memory.device_memory = %s less a reserve of %s; levee plan shows every byte",
+                    lev_bytes_text(device, a), lev_bytes_text(config->memory.device_memory, b),
+                    lev_bytes_text(lev_context_reserve(config), c));
+  if (host)
+    return lev_fail(LEV_ERR_BUDGET, "does not fit: %s over memory.host_memory = %s; levee plan shows every byte",
+                    lev_bytes_text(host, a), lev_bytes_text(report->host_limit, b));
   return LEV_OK;
 }
 
@@ -134,7 +139,7 @@ static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
          (long long)memory->planned[rank].max_tokens);
   lev_memory_table(&one, stdout);
   fflush(stdout);
-  LEV_TRY(within_limits(&report));
+  LEV_TRY(within_limits(&t->config, &report));
   plan_plain(t, rank);
   return LEV_OK;
 }

@@ -192,8 +192,8 @@ static lev_status set_size(lev_config *config, const option *o, const char *valu
     return LEV_OK;
   }
   if (!scaled(value, &n) || n < 0)
-    return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" is no size (512MiB, 1.5GiB, 1048576, unlimited)", origin,
-                    o->name, value);
+    return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" is no size (512MiB, 1.5GiB, 1048576, unlimited%s)", origin,
+                    o->name, value, o->size == LEV_SIZE_AUTO ? ", auto" : "");
   *(size_t *)field(config, o) = (size_t)n;
   return LEV_OK;
 }

@@ -12,7 +12,7 @@
 #include "common/status.h"
 #include "harness/config/options.h"
 
-#define LEV_TEXT_MAX 512              /* bytes of a TEXT value, end included */
+#define LEV_TEXT_MAX 512             /* bytes of a TEXT value, end included */
 #define LEV_SIZE_AUTO (SIZE_MAX - 1) /* "auto" of a SIZE */
 
 /* Choice values, in the order of their lists in options.h; DTYPE's are those of lev_dtype. */

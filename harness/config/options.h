@@ -118,7 +118,7 @@
 #define LEV_OPTIONS_memory(O)                                                                                          \
   O(memory, device_memory, SIZE, 0, 0, 0, "limit per rank on the device; 0 = none")                                    \
   O(memory, host_memory, SIZE, 0, 0, 0, "limit per rank on pinned and named host memory; 0 = none")                   \
-  O(memory, context_reserve, SIZE, LEV_SIZE_AUTO, 0, 0, "kept free inside device_memory, once per GPU, for the driver's context, kernels, cuBLAS and cuDNN; auto: 1 GiB on a GPU, else 0") \
+  O(memory, context_reserve, SIZE, LEV_SIZE_AUTO, 0, 0, "kept free inside device_memory for the driver's context, kernels, cuBLAS and cuDNN: a rank's part of them; auto: 1 GiB on a GPU, else 0") \
   O(memory, heap_cap, SIZE, 268435456, 0, 0, "most the control-plane heap is meant to hold; passing it is a warning")                    \
   O(memory, llep_chunk_rows, INT, 0, 0, 1LL << 40, "rows a rank sends or receives in one chunk at most; 0 = chosen")   \
   O(memory, llep_tile_rows, INT, 0, 0, 1LL << 40, "rows of experts computed at a time; 0 = 1024, on a GPU 8192; plain: all") \

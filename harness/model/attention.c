@@ -239,8 +239,16 @@ static lev_status plan_library(attn_plan *p) {
   if (c->workspace != 0 && c->workspace < least)
     return lev_fail(LEV_ERR_CONFIG, "attention: a workspace of %zu bytes; one block of %lld tokens takes %zu",
                     c->workspace, (long long)c->max_tokens, least);
-  for (attn_phase phase = ATTN_FORWARD; phase < ATTN_PHASES; ++phase)
-    p->cut[phase] = cut_of(p->size, c, phase, c->workspace ? c->workspace : WORKSPACE, &p->workspace_bytes[phase]);
+  size_t cap = c->workspace ? c->workspace : WORKSPACE;
+  /* Packed documents go through the library with all heads in forward or not at all: forward may take what backward
+   * takes in any case, and where even that holds no more than blocks, nothing is planned for the library. */
+  size_t forward_cap = p->documents > 0 ? lev_max_size(cap, least) : cap;
+  p->cut[ATTN_FORWARD] = cut_of(p->size, c, ATTN_FORWARD, forward_cap, &p->workspace_bytes[ATTN_FORWARD]);
+  if (p->documents > 0 && c->route == ATTN_AUTO && p->cut[ATTN_FORWARD].kv_heads < c->kv_heads) {
+    p->cut[ATTN_FORWARD].kv_heads = 0, p->workspace_bytes[ATTN_FORWARD] = 0;
+    return LEV_OK;
+  }
+  p->cut[ATTN_BACKWARD] = cut_of(p->size, c, ATTN_BACKWARD, cap, &p->workspace_bytes[ATTN_BACKWARD]);
   return LEV_OK;
 }
 

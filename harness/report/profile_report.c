@@ -213,7 +213,7 @@ static const char *shown(const char *phase) {
 static void print_phases(const lev_profile *p, FILE *out) {
   phase_time times[PHASE_NAMES];
   int n = phase_times(p, times);
-  fprintf(out, "  %-24s %12s %14s %14s\n", "phase", "operations", "compute ms", "other streams");
+  fprintf(out, "  %-24s %12s %14s %14s\n", "phase (ms)", "operations", "compute stream", "other streams");
   for (int i = 0; i < n; ++i)
     fprintf(out, "  %-24s %12lld %14.3f %14.3f\n", shown(times[i].name), (long long)times[i].operations,
             1e3 * times[i].compute, 1e3 * times[i].others);

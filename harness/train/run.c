@@ -112,6 +112,8 @@ static lev_status open_gpu(rank_run *rr, int gpus) {
   *g = (lev_run_gpu){.index = rr->index, .reserve_bytes = lev_context_reserve(r->config)};
   for (int i = rr->index; i < r->ranks; i += gpus, ++g->ranks)
     g->planned_bytes += r->plans[i].slabs.bytes[LEV_MEM_DEVICE];
+  if (r->config->memory.context_reserve != LEV_SIZE_AUTO) /* each rank's part of it */
+    g->reserve_bytes = lev_sat_mul(g->reserve_bytes, (size_t)g->ranks);
   return lev_device_memory(rr->device, &g->start_free_bytes, &g->total_bytes);
 }
 

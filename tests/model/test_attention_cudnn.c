@@ -111,6 +111,24 @@ T_TEST(attention_workspace_of_packed_documents) {
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), c.workspace);
 }
 
+/* Forward of packed documents holds all heads, or nothing is planned for the library: however long the sequence is. */
+T_TEST(attention_workspace_of_long_packed_documents) {
+  const int64_t shapes[][3] = {{32, 4, 128}, {64, 8, 128}, {16, 16, 128}, {128, 128, 16}, {256, 8, 64}};
+  const int64_t tables = 154880 - 256;
+  int without = 0;
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i)
+    for (int64_t n = 4096; n <= 1 << 21; n *= 8) {
+      attn_config c = config_of(n, shapes[i][0], shapes[i][1], shapes[i][2]);
+      c.packed = true;
+      int64_t forward = (int64_t)planned(1, LEV_BACKEND_CUDA, &c, ATTN_FORWARD);
+      int64_t backward = (int64_t)planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD);
+      bool none = forward == 0 && backward == 0;
+      T_EXPECT(none || (forward == 256 + 4 * c.heads * n + tables && backward > 0));
+      without += none;
+    }
+  T_EXPECT_EQ_I64(without, 1); /* 128 heads of 16 scalars, 2^21 tokens */
+}
+
 T_TEST(attention_cuts_of_packed_documents) {
   attn_room_shape s = {.queries = 300, .keys = 300, .dim = 64, .documents = ATTN_DOCUMENTS, .backward = true};
   for (int per_key = 1; per_key <= 3; per_key += 2) {
@@ -218,7 +236,8 @@ T_TEST(attention_room_parts_do_not_overlap) {
     if ((bits & 10) == 10) continue; /* documents on a ring */
     attn_room_shape s = {.cut = {2, bits & 4 ? 1 : 3}, .per_key = 3, .queries = 37, .keys = 41, .dim = 8};
     s.backward = bits & 1, s.ring = bits & 2, s.documents = bits & 8 ? ATTN_DOCUMENTS : 0;
-    bool passes = s.backward && s.cut.per_key<s.per_key, packed_back = s.documents> 0 && s.backward;
+    bool passes = s.backward && s.cut.per_key < s.per_key;
+    bool packed_back = s.backward && s.documents > 0;
     attn_room room;
     size_t bytes = attn_room_carve(&s, base, &room), rows = (size_t)(s.cut.kv_heads * s.cut.per_key * s.queries);
     T_EXPECT_EQ_I64(bytes, attn_room_carve(&s, NULL, NULL));
