@@ -20,5 +20,10 @@ else
 fi
 "$levee" tokenize "$text" --train-bpe 4096 --holdout 0.05 --output "$work/text"
 [ "${1:-}" != text ] || exit 0
-rm -rf runs/demo
+# What is refused must not cost the run before it.
+"$levee" train harness/configs/demo.toml "$@" --print-config >/dev/null
+if [ -d runs/demo ]; then
+  rm -rf runs/demo.before
+  mv runs/demo runs/demo.before
+fi
 exec "$levee" train harness/configs/demo.toml "$@"
