@@ -91,8 +91,8 @@ lev_status bench_read_strided(bench *b, lev_dtype dtype, const void *from, int64
                               double *out) {
   if (count <= 0) return LEV_OK;
   size_t unit = lev_dtype_bytes(dtype), span = (size_t)((count - 1) * stride + 1) * unit;
-  char *host =
-      lev_calloc(LEV_HEAP_REPORT, span, 1); /* all that lies between too: thousands of small copies take longer */
+  /* All that lies between too: thousands of small copies take longer. */
+  char *host = lev_calloc(LEV_HEAP_REPORT, span, 1);
   if (!host) return LEV_ERR_NOMEM;
   lev_status st = lev_copy(b->stream, host, (const char *)from + (size_t)first * unit, span, "bench.read");
   lev_status waited = lev_stream_sync(b->stream); /* also after a failure: the copy may be under way */

@@ -9,7 +9,7 @@
 
 #include "common/arena.h"
 #include "common/comm.h"
-#include "common/device.h"
+#include "common/comm.h"
 #include "common/ledger.h"
 #include "harness/config/config.h"
 #include "harness/data/loader.h"
@@ -40,6 +40,12 @@ static inline lev_backend lev_run_backend(const lev_config *config) {
 static inline size_t lev_context_reserve(const lev_config *config) {
   if (config->memory.context_reserve != LEV_SIZE_AUTO) return config->memory.context_reserve;
   return lev_run_backend(config) == LEV_BACKEND_CUDA ? LEV_CONTEXT_RESERVE : 0;
+}
+
+/* The same of a GPU that `ranks` ranks share: auto once, a number is each rank's part. */
+static inline size_t lev_gpu_reserve(const lev_config *config, int ranks) {
+  size_t reserve = lev_context_reserve(config);
+  return config->memory.context_reserve == LEV_SIZE_AUTO ? reserve : lev_sat_mul(reserve, (size_t)ranks);
 }
 
 /* Most bytes of a rank's device slab: memory.device_memory, what the rank has of its GPU, less the reserve; 0 = no

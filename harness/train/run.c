@@ -109,11 +109,10 @@ static lev_status open_gpu(rank_run *rr, int gpus) {
   run *r = rr->shared;
   if (rr->index >= gpus) return LEV_OK;
   lev_run_gpu *g = &r->gpus[rr->index];
-  *g = (lev_run_gpu){.index = rr->index, .reserve_bytes = lev_context_reserve(r->config)};
+  *g = (lev_run_gpu){.index = rr->index};
   for (int i = rr->index; i < r->ranks; i += gpus, ++g->ranks)
     g->planned_bytes += r->plans[i].slabs.bytes[LEV_MEM_DEVICE];
-  if (r->config->memory.context_reserve != LEV_SIZE_AUTO) /* each rank's part of it */
-    g->reserve_bytes = lev_sat_mul(g->reserve_bytes, (size_t)g->ranks);
+  g->reserve_bytes = lev_gpu_reserve(r->config, g->ranks);
   return lev_device_memory(rr->device, &g->start_free_bytes, &g->total_bytes);
 }
 

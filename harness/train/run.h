@@ -40,7 +40,7 @@ typedef struct lev_run_trace {
 typedef struct lev_run_gpu {
   int index, ranks;     /* ranks that share it */
   size_t planned_bytes; /* their slabs */
-  size_t reserve_bytes; /* of auto once; a number is a rank's part, so that of all ranks here */
+  size_t reserve_bytes; /* lev_gpu_reserve */
   size_t start_free_bytes, free_bytes, total_bytes;
 } lev_run_gpu;
 

@@ -31,12 +31,14 @@ T_TEST(driver_reserve_by_device) {
   T_EXPECT(lev_device_limit(&c) == 3 * LEV_CONTEXT_RESERVE);
   c.run.device = LEV_DEVICE_CUDA;
   T_EXPECT(lev_context_reserve(&c) == (size_t)1 << 30 && lev_device_limit(&c) == 2 * LEV_CONTEXT_RESERVE);
+  T_EXPECT(lev_gpu_reserve(&c, 4) == LEV_CONTEXT_RESERVE); /* one context for all ranks of a process */
   c.memory.device_memory = LEV_CONTEXT_RESERVE;
   T_EXPECT(lev_device_limit(&c) == 1); /* nothing fits, and it is no missing limit */
   c.memory.device_memory = 0;
   T_EXPECT(lev_device_limit(&c) == 0);
   c.memory.device_memory = 5 * MIB, c.memory.context_reserve = MIB;
   T_EXPECT(lev_device_limit(&c) == 4 * MIB);
+  T_EXPECT(lev_gpu_reserve(&c, 1) == MIB && lev_gpu_reserve(&c, 4) == 4 * MIB);
   c.memory.context_reserve = 0;
   T_EXPECT(lev_device_limit(&c) == 5 * MIB);
 }
