@@ -9,7 +9,8 @@
 
 #include "common/arena.h"
 #include "common/comm.h"
-#include "common/comm.h"
+#include "common/device.h"
+#include "common/dims.h"
 #include "common/ledger.h"
 #include "harness/config/config.h"
 #include "harness/data/loader.h"
