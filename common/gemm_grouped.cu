@@ -129,16 +129,6 @@ template <class S> lev_status fill_groups(const lev_gemm_grouped_args *a, const 
   return LEV_OK;
 }
 
-/* Once per instance and GPU. */
-template <class S> lev_status allow_shared(int device) {
-  static uint64_t done; /* a bit per GPU; setting it twice is harmless */
-  uint64_t bit = (uint64_t)1 << (device & 63);
-  if (device < 64 && (__atomic_load_n(&done, __ATOMIC_RELAXED) & bit)) return LEV_OK;
-  LEV_CUDA_TRY(cudaFuncSetAttribute(multiply_groups<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kShared));
-  __atomic_fetch_or(&done, bit, __ATOMIC_RELAXED);
-  return LEV_OK;
-}
-
 template <class S> lev_status launch(const lev_gemm_grouped_args *a, const batch &b, cudaStream_t stream) {
   const lev_gemm_args *g = &a->gemm;
   params<S::by_depth> p;
@@ -160,7 +150,7 @@ template <class S> lev_status launch(const lev_gemm_grouped_args *a, const batch
   }
   workers = std::min(workers, p.first_tile[p.groups]);
   if (workers == 0) return LEV_OK;
-  LEV_TRY(allow_shared<S>(device));
+  LEV_TRY(lev_allow_shared(multiply_groups<S>));
   multiply_groups<S><<<(unsigned)(workers * kBlocks), kThreads, kShared, stream>>>(p);
   return lev_cuda_launched("gemm_grouped");
 }
