@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # measure.sh [GROUP ...]: every published figure again, on this machine's GPU: runs `levee bench` and the PyTorch peers of each group
-# and appends the records to harness/bench/results/. Groups: kernels gemm grouped attn attn1m modules olmoe olmoe128k (default: all
-# but attn1m and olmoe128k). Needs a build with CUDA, and PyTorch for the peers; LEVEE names the command (build/levee).
+# and appends the records to harness/bench/results/. Groups: kernels gemm grouped attn attn1m modules olmoe olmoe128k olmoe512k
+# olmoe1m olmoe1m2 (default: all whose name has no length). Needs a build with CUDA, and PyTorch for the peers; LEVEE names
+# the command (build/levee). The long ones take 4, 10 and 5 minutes and 60, 120 and 200 GiB of host memory, olmoe1m2 two GPUs.
 #
 # A group that fails is said at the end; the others still run. Tables: python3 harness/bench/table.py [AREA ...]
 set -u
@@ -34,11 +35,14 @@ group() {
   modules) ours modules --results $results/modules.jsonl && peer linear_xent.py ;;
   olmoe) peer olmoe.py --levee "$levee" && peer olmoe.py --levee "$levee" --optimizer adamw ;;
   olmoe128k) peer olmoe.py --levee "$levee" --context 131072 --skip-torch ;;
+  olmoe512k) peer olmoe.py --levee "$levee" --context 524288 ;;
+  olmoe1m) peer olmoe.py --levee "$levee" --context 1048576 ;;
+  olmoe1m2) peer olmoe.py --levee "$levee" --context 1048576 --gpus 2 --optimizer adamw ;;
   esac
 }
 
 stop() { echo "measure.sh: $1" >&2; exit 2; }
-known=" kernels gemm grouped attn attn1m modules olmoe olmoe128k "
+known=" kernels gemm grouped attn attn1m modules olmoe olmoe128k olmoe512k olmoe1m olmoe1m2 "
 [ $# -gt 0 ] || set -- kernels gemm grouped attn modules olmoe
 for g in "$@"; do
   case $known in *" $g "*) ;; *) stop "no group $g; there are$known" ;; esac

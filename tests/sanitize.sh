@@ -33,13 +33,9 @@ run() { # AREA TOOL CASE...
   fi >"$work/$area.$tool.result"
 }
 
-# The asked tools of a row, one after another; rows run beside each other. Not in the table: initcheck of whole steps,
-# since boundaries are copied to the host whole, with the rows that a shorter sequence leaves unwritten; racecheck of
-# cases that take many minutes under it.
-while read -r area tools cases; do
-  # shellcheck disable=SC2086 # the cases are words
-  for tool in "$@"; do case ,$tools, in *,$tool,*) run "$area" "$tool" $cases ;; esac; done </dev/null &
-done <<'END'
+# Not in the table: initcheck of whole steps, since boundaries are copied to the host whole, with the rows that a shorter
+# sequence leaves unwritten; racecheck of cases that take many minutes under it.
+cat >"$work/table" <<'END'
 common memcheck,racecheck,initcheck,synccheck runtime_gemm_grouped_tiles runtime_gemm_grouped_scalars runtime_comm_ring_and_broadcast runtime_comm_exchange runtime_stream_order
 llep memcheck,initcheck,synccheck llep_layer_2_ranks llep_layer_few_tokens llep_layer_overwrites_gradients llep_tables_of_kernels_equal_the_plain_functions
 llep racecheck llep_layer_few_tokens
@@ -50,7 +46,21 @@ rdtp racecheck rdtp_tiny rdtp_labels
 sco memcheck,racecheck,initcheck,synccheck sco_bounded_equals_plain
 train memcheck,synccheck step_without_optimizer step_with_gradients_written_at_once
 END
+
+row() { # AREA TOOLS "CASE..." TOOL...: those of the row's tools that are named last
+  area=$1 tools=$2 cases=$3
+  shift 3
+  # shellcheck disable=SC2086 # the cases are words
+  for tool in "$@"; do case ,$tools, in *,$tool,*) run "$area" "$tool" $cases ;; esac; done
+}
+
+# Rows run beside each other, but one by one under initcheck, which loses track on a busy GPU (initcheck_threads.cu).
+beside="" alone=""
+for tool in "$@"; do [ "$tool" = initcheck ] && alone=initcheck || beside="$beside $tool"; done
+# shellcheck disable=SC2086 # the tools are words
+while read -r area tools cases; do row "$area" "$tools" "$cases" $beside </dev/null & done <"$work/table"
 wait
+[ -z "$alone" ] || while read -r area tools cases; do row "$area" "$tools" "$cases" initcheck </dev/null; done <"$work/table"
 cat "$work"/*.result
 clean=$(cat "$work"/*.result | grep -c '^clean')
 bad=$(cat "$work"/*.result | grep -c '^ERRORS')
