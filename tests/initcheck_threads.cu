@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What initcheck makes of threads that each allocate, fill all of it, wait, read, and free. Nothing is read before it is
- * written, so that a right tool reports nothing; on a busy GPU it reports reads of memory never written, or crashes the
- * program. Tells a report of `make sanitize-cuda` that is the tool's from one that is ours. Not part of the build:
+/* What initcheck makes of threads that each allocate, fill all of it, wait, read, and free. Nothing is read before it
+ * is written, so that a right tool reports nothing; on a busy GPU it reports reads of memory never written, or crashes
+ * the program. Tells a report of `make sanitize-cuda` that is the tool's from one that is ours. Not part of the build:
  *
  *   nvcc -arch=sm_90 -o initcheck_threads tests/initcheck_threads.cu
  *   for i in 1 2 3 4; do compute-sanitizer --tool initcheck ./initcheck_threads & done; wait
