@@ -57,10 +57,17 @@ static void log_line(void *ctx, lev_log_level level, lev_log_sys sys, int rank, 
     fprintf(stderr, "%s: %s\n", words[level], line);
 }
 
+/* --help among the arguments, wherever, asks for nothing else. */
+static int run_verb(int (*run)(int argc, char **argv), int argc, char **argv) {
+  for (int i = 1; i < argc; ++i)
+    if (strcmp(argv[i], "--help") == 0) return run(1, &argv[i]);
+  return run(argc, argv);
+}
+
 static int dispatch(int argc, char **argv) {
   const char *verb = argc > 1 ? argv[1] : "";
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; ++i)
-    if (strcmp(verb, verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
+    if (strcmp(verb, verbs[i].name) == 0) return run_verb(verbs[i].run, argc - 2, argv + 2);
   if (strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0 || strcmp(verb, "help") == 0) {
     usage(stdout);
     return 0;

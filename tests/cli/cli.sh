@@ -54,6 +54,7 @@ check "bench: the record names case, revision and device" json "r=json.loads(ope
 check "help" "$levee" --help
 check "help of plan" expect_exit 0 "$levee" plan --help
 check "help of train" expect_exit 0 "$levee" train --help
+check "help after the rest" expect_exit 0 "$levee" train no-such.toml --run.seed=1 --help
 check "every setting has help" "$levee" --help-all
 check "missing file" expect_exit 8 "$levee" train "$work/none.toml"
 check "unknown key names the nearest" sh -c "'$levee' plan '$work/tiny.toml' --train.stps=3 2>&1 | grep -q 'train.steps'"
