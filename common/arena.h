@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One block of one memory class of one rank: a persistent region that grows from its start and, once that is
- * sealed, a stack of work scopes above it, shared by all phases of a step. Nothing here asks the system for memory: the block comes from
- * lev_device_alloc, its size from a dry run of the same code.
+ * sealed, a stack of work scopes above it, shared by all phases of a step. Nothing here asks the system for memory: the
+ * block comes from lev_device_alloc, its size from a dry run of the same code.
  *
- * Work bytes are reused by later scopes, so closing a scope marks the streams that used it and the next scope that opens makes
- * its own streams wait for those marks. What must outlive its phase is persistent.
- * Every allocation is rounded up to LEV_ALIGN and posted to the ledger, so ledger peak = arena peak to the byte. */
+ * Work bytes are reused by later scopes, so closing a scope marks the streams that used it and the next scope that
+ * opens makes its own streams wait for those marks. What must outlive its phase is persistent. Every allocation is
+ * rounded up to LEV_ALIGN and posted to the ledger, so ledger peak = arena peak to the byte. */
 #ifndef LEV_COMMON_ARENA_H
 #define LEV_COMMON_ARENA_H
 
@@ -23,8 +23,8 @@ extern "C" {
 
 typedef struct lev_arena lev_arena;
 
-/* `base` is a block of `bytes` (aligned to LEV_ALIGN) that outlives the arena, or, on the dry backend, any fake address with bytes = SIZE_MAX.
- * Errors: LEV_ERR_ARG, LEV_ERR_NOMEM. */
+/* `base` is a block of `bytes` (aligned to LEV_ALIGN) that outlives the arena, or, on the dry backend, any fake address
+ * with bytes = SIZE_MAX. Errors: LEV_ERR_ARG, LEV_ERR_NOMEM. */
 LEV_MUST_CHECK lev_status lev_arena_create(lev_device *device, lev_ledger *ledger, lev_mem cls, void *base,
                                            size_t bytes, lev_arena **out);
 void lev_arena_destroy(lev_arena *arena);

@@ -31,10 +31,9 @@ lev_status lev_comm_subset(lev_comm *comm, int first, int stride, int size, lev_
     return lev_fail(LEV_ERR_UNSUPPORTED, "subset of a split group whose %d ranks are not evenly spaced", comm->size);
   int offset = comm->rank - first;
   if (offset < 0 || offset % stride != 0 || offset / stride >= size)
-    return lev_fail(LEV_ERR_ARG, "rank %d is not in the subset of %d ranks from rank %d in steps of %d",
-                    comm->rank, size, first, stride);
-  return comm->ops->subset(comm, comm->first + first * comm->stride, stride * comm->stride, size, offset / stride,
-                           out);
+    return lev_fail(LEV_ERR_ARG, "rank %d is not in the subset of %d ranks from rank %d in steps of %d", comm->rank,
+                    size, first, stride);
+  return comm->ops->subset(comm, comm->first + first * comm->stride, stride * comm->stride, size, offset / stride, out);
 }
 
 void lev_comm_destroy(lev_comm *comm) {

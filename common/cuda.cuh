@@ -29,15 +29,16 @@ static inline lev_status lev_cuda_launched_at(const char *what, const char *file
 }
 
 /* Lets a kernel have as much dynamic shared memory as a block of this GPU can, never what one launch needs: the setting
- * is the kernel's, and ranks are threads, so that another launch may come between a setting and the launch it was for. */
+ * is the kernel's, and ranks are threads, so that another launch may come between a setting and the launch it was for.
+ */
 template <class Kernel> lev_status lev_allow_shared(Kernel *kernel) {
   int device, most;
   cudaFuncAttributes own;
   LEV_CUDA_TRY(cudaGetDevice(&device));
   LEV_CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   LEV_CUDA_TRY(cudaFuncGetAttributes(&own, kernel));
-  LEV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    most - (int)own.sharedSizeBytes));
+  LEV_CUDA_TRY(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)own.sharedSizeBytes));
   return LEV_OK;
 }
 

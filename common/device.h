@@ -37,15 +37,15 @@ typedef struct lev_device_config {
   int index;            /* GPU number (cuda); ignored elsewhere */
   bool immediate;       /* cpu: run operations inline on the caller's thread */
   uint64_t jitter_seed; /* cpu: nonzero = random delay before each queued operation (race tests) */
-  bool pin_beyond_free; /* cuda: pinned slabs may pass what the machine has free, and has at all: for machines whose memory
-                           grows as it is touched. Where it does not, the system may end the process */
+  bool pin_beyond_free; /* cuda: pinned slabs may pass what the machine has free, and has at all: for machines whose
+                           memory grows as it is touched. Where it does not, the system may end the process */
   lev_backend dry_for;  /* dry: the backend planned for; a launch without its side fails as it would there */
   lev_trace *trace;     /* nullable; outlives the device */
   lev_fault *fault;     /* nullable; outlives the device */
 } lev_device_config;
 
-/* Devices of a backend on this machine (cpu: 1, dry: 1; cuda: GPUs before the first one without compute capability 9.0, 0
- * without a driver or in a CUDA=0 build). */
+/* Devices of a backend on this machine (cpu: 1, dry: 1; cuda: GPUs before the first one without compute capability 9.0,
+ * 0 without a driver or in a CUDA=0 build). */
 int lev_device_count(lev_backend backend);
 LEV_MUST_CHECK lev_status lev_device_open(const lev_device_config *config, lev_device **out);
 /* Waits for all streams, destroys them and frees what lev_device_alloc gave and was not freed. NULL is fine. */
@@ -56,10 +56,10 @@ lev_backend lev_device_target(const lev_device *device);
 lev_trace *lev_device_trace(const lev_device *device);
 lev_fault *lev_device_fault(const lev_device *device);
 
-/* A slab of `bytes` in class `cls`, aligned to 4096. LEV_MEM_DEVICE is host memory on cpu; LEV_MEM_PINNED is one mapping,
- * huge pages advised, touched, and registered with the GPU on cuda. Meant for set-up: once lev_device_seal was called this is
- * LEV_ERR_SEALED. Posts nothing to any ledger: arenas do. Waits. Errors: LEV_ERR_NOMEM (says bytes and what is free),
- * LEV_ERR_SEALED. bytes = 0 yields a valid pointer that must not be read. */
+/* A slab of `bytes` in class `cls`, aligned to 4096. LEV_MEM_DEVICE is host memory on cpu; LEV_MEM_PINNED is one
+ * mapping, huge pages advised, touched, and registered with the GPU on cuda. Meant for set-up: once lev_device_seal was
+ * called this is LEV_ERR_SEALED. Posts nothing to any ledger: arenas do. Waits. Errors: LEV_ERR_NOMEM (says bytes and
+ * what is free), LEV_ERR_SEALED. bytes = 0 yields a valid pointer that must not be read. */
 LEV_MUST_CHECK lev_status lev_device_alloc(lev_device *device, lev_mem cls, size_t bytes, void **out);
 void lev_device_free(lev_device *device, void *slab);
 void lev_device_seal(lev_device *device);
@@ -92,14 +92,14 @@ LEV_MUST_CHECK lev_status lev_event_create_timed(lev_device *device, lev_event *
  * (not timed, or never recorded), LEV_ERR_ARG (two devices), the streams' errors. */
 LEV_MUST_CHECK lev_status lev_event_elapsed(lev_event *start, lev_event *stop, double *seconds);
 
-/* Copies between any two classes of this device; regions must not overlap. `label` (static text) names it in the trace. 0 bytes
- * is a no-op that still counts as an event. */
+/* Copies between any two classes of this device; regions must not overlap. `label` (static text) names it in the trace.
+ * 0 bytes is a no-op that still counts as an event. */
 LEV_MUST_CHECK lev_status lev_copy(lev_stream *stream, void *dst, const void *src, size_t bytes, const char *label);
 LEV_MUST_CHECK lev_status lev_fill(lev_stream *stream, void *dst, int byte, size_t bytes, const char *label);
 
-/* A compute operation, one entry per backend. `args` points to the operation's own plain struct, which lev_launch copies
- * (at most LEV_ARGS_MAX bytes); everything it points to must stay valid until the stream has run it.
- * cpu runs on the stream's worker and cannot fail: validate before launching. cuda enqueues kernels on a cudaStream_t. */
+/* A compute operation, one entry per backend. `args` points to the operation's own plain struct, which lev_launch
+ * copies (at most LEV_ARGS_MAX bytes); everything it points to must stay valid until the stream has run it. cpu runs on
+ * the stream's worker and cannot fail: validate before launching. cuda enqueues kernels on a cudaStream_t. */
 #define LEV_ARGS_MAX 512
 typedef struct lev_kernel {
   const char *name; /* "module.operation" */
@@ -114,15 +114,16 @@ typedef struct lev_kernel {
 #define LEV_CUDA(function) NULL
 #endif
 
-/* Enqueues the kernel; on dry it does nothing. Errors: LEV_ERR_ARG (args too large), LEV_ERR_UNSUPPORTED, LEV_ERR_DEVICE. */
+/* Enqueues the kernel; on dry it does nothing. Errors: LEV_ERR_ARG (args too large), LEV_ERR_UNSUPPORTED,
+ * LEV_ERR_DEVICE. */
 LEV_MUST_CHECK lev_status lev_launch(lev_stream *stream, const lev_kernel *kernel, const void *args, size_t args_bytes);
 #define LEV_LAUNCH(stream, kernel, args) lev_launch((stream), (kernel), &(args), sizeof(args))
 /* The same of work that host threads do on cuda too: a profile does not count its time as the device computing. */
 LEV_MUST_CHECK lev_status lev_launch_host(lev_stream *stream, const lev_kernel *kernel, const void *args,
                                           size_t args_bytes);
 
-/* The stream's own scratch for library calls (bf16 GEMM panels on cpu, cuBLAS workspace on cuda), given by the owner out
- * of an arena under the tag "library". Streams without it cannot run bf16 GEMMs. NULL / 0 where none was set. */
+/* The stream's own scratch for library calls (bf16 GEMM panels on cpu, cuBLAS workspace on cuda), given by the owner
+ * out of an arena under the tag "library". Streams without it cannot run bf16 GEMMs. NULL / 0 where none was set. */
 void lev_stream_set_workspace(lev_stream *stream, void *workspace, size_t bytes);
 void *lev_stream_workspace(const lev_stream *stream, size_t *bytes);
 

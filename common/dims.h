@@ -33,9 +33,15 @@ extern "C" {
 /* Every region starts on this alignment (bytes), on every backend and memory class. */
 #define LEV_ALIGN ((size_t)256)
 
-LEV_HD static inline int64_t lev_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-LEV_HD static inline int64_t lev_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline size_t lev_max_size(size_t a, size_t b) { return a > b ? a : b; }
+LEV_HD static inline int64_t lev_min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+LEV_HD static inline int64_t lev_max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+static inline size_t lev_max_size(size_t a, size_t b) {
+  return a > b ? a : b;
+}
 
 /* ceil(a / b) for a >= 0, b > 0 (which the analyzer loses over a subtraction). */
 LEV_HD static inline int64_t lev_ceil_div(int64_t a, int64_t b) {

@@ -16,19 +16,19 @@ extern "C" {
 typedef uint16_t lev_bf16;
 
 /* name, bytes, arithmetic type, safetensors word */
-#define LEV_DTYPE_TABLE(X)                                                                         \
-  X(F64, 8, F64, "F64")                                                                            \
-  X(F32, 4, F32, "F32")                                                                            \
-  X(BF16, 2, F32, "BF16")                                                                          \
-  X(I32, 4, I32, "I32")                                                                            \
-  X(I64, 8, I64, "I64")                                                                            \
+#define LEV_DTYPE_TABLE(X)                                                                                             \
+  X(F64, 8, F64, "F64")                                                                                                \
+  X(F32, 4, F32, "F32")                                                                                                \
+  X(BF16, 2, F32, "BF16")                                                                                              \
+  X(I32, 4, I32, "I32")                                                                                                \
+  X(I64, 8, I64, "I64")                                                                                                \
   X(U8, 1, U8, "U8")
 
 typedef enum lev_dtype {
 #define LEV_DTYPE_ENUM(name, bytes, arith, word) LEV_##name,
   LEV_DTYPE_TABLE(LEV_DTYPE_ENUM)
 #undef LEV_DTYPE_ENUM
-  LEV_DTYPE_COUNT
+      LEV_DTYPE_COUNT
 } lev_dtype;
 
 size_t lev_dtype_bytes(lev_dtype t);     /* bytes of one scalar; 0 outside the table */

@@ -16,8 +16,7 @@
 #include "common/dtype.h"
 
 #undef LEV_PICK
-#define LEV_PICK(dtype, name)                                                                      \
-  ((dtype) == LEV_F64 ? name##_f64 : (dtype) == LEV_F32 ? name##_f32 : name##_bf16)
+#define LEV_PICK(dtype, name) ((dtype) == LEV_F64 ? name##_f64 : (dtype) == LEV_F32 ? name##_f32 : name##_bf16)
 
 #define T double
 #define A double

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Row-major matrix products on a stream: OpenBLAS on cpu (bf16 operands are widened panel by panel into the stream's
- * workspace), cuBLASLt and a kernel of our own for groups on cuda, nothing on dry. Accumulation is f64 for f64 operands,
- * else f32. */
+ * workspace), cuBLASLt and a kernel of our own for groups on cuda, nothing on dry. Accumulation is f64 for f64
+ * operands, else f32. */
 #ifndef LEV_COMMON_GEMM_H
 #define LEV_COMMON_GEMM_H
 
@@ -24,10 +24,10 @@ typedef struct lev_gemm_args {
   const void *a, *b;
   void *c;
   int64_t lda, ldb, ldc;
-  lev_dtype ab_type; /* of A and B */
-  lev_dtype c_type;  /* ab_type or its arithmetic type */
-  double alpha, beta;/* beta = 0 never reads C (NaN there is harmless) */
-  const void *add;   /* what beta multiplies, laid out as C; NULL = C itself. No overlap with C */
+  lev_dtype ab_type;  /* of A and B */
+  lev_dtype c_type;   /* ab_type or its arithmetic type */
+  double alpha, beta; /* beta = 0 never reads C (NaN there is harmless) */
+  const void *add;    /* what beta multiplies, laid out as C; NULL = C itself. No overlap with C */
 } lev_gemm_args;
 
 /* Enqueues the product. m, n may be 0 (no-op); k = 0 scales C by beta. Deterministic for one machine and one shape.
@@ -55,8 +55,8 @@ typedef struct lev_gemm_grouped_args {
  * other groups hold.
  *
  * On cuda one launch per 64 groups with rows computes bf16 operands into bf16 (beta = 0) or f32 (beta = 0 or 1) if
- * alpha = 1, n and k (m by depth) are multiples of 8 and every matrix starts on 16 bytes and has rows of whole 16 bytes.
- * Else every group is a product of its own. Errors: as lev_gemm; LEV_ERR_ARG (NULL arrays, negative rows,
+ * alpha = 1, n and k (m by depth) are multiples of 8 and every matrix starts on 16 bytes and has rows of whole 16
+ * bytes. Else every group is a product of its own. Errors: as lev_gemm; LEV_ERR_ARG (NULL arrays, negative rows,
  * trans_a by rows, no trans_a or trans_b by depth, `add`). */
 LEV_MUST_CHECK lev_status lev_gemm_grouped(lev_stream *stream, const lev_gemm_grouped_args *args);
 

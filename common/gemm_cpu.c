@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products through OpenBLAS's serial library: each is computed by one thread, hence always in the same order. The
- * library's pool of working buffers is not locked, so that two threads can be given the same buffer; the linker is told
- * to send its two pool functions through the lock below (--wrap, see LIBS in the GNUmakefile). */
+/* Matrix products through OpenBLAS's serial library: each is computed by one thread, hence always in the same order.
+ * The library's pool of working buffers is not locked, so that two threads can be given the same buffer; the linker is
+ * told to send its two pool functions through the lock below (--wrap, see LIBS in the GNUmakefile). */
 #include <openblas-serial/cblas.h>
 #include <pthread.h>
 #include <sys/mman.h>

@@ -27,10 +27,10 @@ typedef struct lev_ledger lev_ledger;
 
 typedef struct lev_ledger_row {
   lev_mem cls;
-  const char *tag;   /* "module.part"; owned by the ledger */
-  size_t live;       /* bytes now */
-  size_t peak;       /* highest live bytes of this tag */
-  size_t at_peak;    /* live bytes of this tag when its class was at its peak */
+  const char *tag; /* "module.part"; owned by the ledger */
+  size_t live;     /* bytes now */
+  size_t peak;     /* highest live bytes of this tag */
+  size_t at_peak;  /* live bytes of this tag when its class was at its peak */
 } lev_ledger_row;
 
 /* `trace` may be NULL; it must outlive the ledger. At most 256 tags. Errors: LEV_ERR_NOMEM. */
@@ -55,8 +55,8 @@ int lev_ledger_count(const lev_ledger *ledger);
 lev_ledger_row lev_ledger_at(const lev_ledger *ledger, int i);
 /* Peak bytes of one tag, 0 if it never appeared. */
 size_t lev_ledger_tag_peak(const lev_ledger *ledger, lev_mem cls, const char *tag);
-/* Highest sum of live bytes over all tags starting with `prefix` ("llep.") at one moment, tracked from the first post on;
- * the prefix is the part before the first dot. */
+/* Highest sum of live bytes over all tags starting with `prefix` ("llep.") at one moment, tracked from the first post
+ * on; the prefix is the part before the first dot. */
 size_t lev_ledger_module_peak(const lev_ledger *ledger, lev_mem cls, const char *prefix);
 
 lev_trace *lev_ledger_trace(const lev_ledger *ledger);

@@ -349,7 +349,8 @@ lev_status oadamw_host_update_cuda(const void *args, void *stream) {
   /* Busy: the update that had the slot before, two steps ago, has not run yet. */
   while (__atomic_load_n(&slot->busy, __ATOMIC_ACQUIRE)) {
     cudaError_t lost = cudaStreamQuery((cudaStream_t)stream); /* after a device error it never will */
-    if (lost != cudaSuccess && lost != cudaErrorNotReady) return lev_cuda_fail(lost, "waiting for an update on the host");
+    if (lost != cudaSuccess && lost != cudaErrorNotReady)
+      return lev_cuda_fail(lost, "waiting for an update on the host");
     timespec pause = {0, 50000};
     nanosleep(&pause, nullptr);
   }

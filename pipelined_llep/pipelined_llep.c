@@ -93,10 +93,11 @@ static int64_t slots_of(int ranks, const llep_config *c) {
 static lev_status check_gpu(int ranks, const llep_config *c) {
   int64_t slots = slots_of(ranks, c), columns = c->experts + ranks * slots;
   if (columns <= LLEP_GPU_COLUMNS) return LEV_OK;
-  return lev_fail(LEV_ERR_CONFIG,
-                  "%lld experts and %d x %lld slots for lent ones: kernels on a GPU hold the counts of %d together; fewer "
-                  "foreign_slots (-1: none) would do, or fewer experts",
-                  (long long)c->experts, ranks, (long long)slots, LLEP_GPU_COLUMNS);
+  return lev_fail(
+      LEV_ERR_CONFIG,
+      "%lld experts and %d x %lld slots for lent ones: kernels on a GPU hold the counts of %d together; fewer "
+      "foreign_slots (-1: none) would do, or fewer experts",
+      (long long)c->experts, ranks, (long long)slots, LLEP_GPU_COLUMNS);
 }
 
 lev_status llep_supports(lev_backend backend, int ranks, const llep_config *config) {

@@ -85,7 +85,9 @@ void num_random(lev_dtype type, void *out, double *out64, int64_t n, double scal
   }
 }
 
-void num_poison(void *out, size_t bytes) { memset(out, 0xFF, bytes); }
+void num_poison(void *out, size_t bytes) {
+  memset(out, 0xFF, bytes);
+}
 
 int64_t num_poisoned(lev_dtype type, const void *array, int64_t n) {
   size_t size = lev_dtype_bytes(type);

@@ -24,7 +24,7 @@ typedef struct t_entry {
 static t_entry entries[T_MAX];
 static int n_entries;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int failures; /* of the running test */
+static int failures;        /* of the running test */
 static atomic_llong checks; /* likewise */
 static bool skipped, on_cuda;
 static uint64_t seed = 20260901;
@@ -37,7 +37,9 @@ static void add_entry(t_entry entry) {
   entries[n_entries++] = entry;
 }
 
-void t_register(const char *name, const char *file, t_fn fn) { add_entry((t_entry){name, file, fn, NULL}); }
+void t_register(const char *name, const char *file, t_fn fn) {
+  add_entry((t_entry){name, file, fn, NULL});
+}
 
 void t_register_child(const char *name, const char *file, t_child_fn fn) {
   add_entry((t_entry){name, file, NULL, fn});
@@ -60,8 +62,8 @@ bool t_check(bool ok, const char *file, int line, const char *format, ...) {
 }
 
 bool t_check_status(lev_status got, lev_status want, const char *expr, const char *file, int line) {
-  return t_check(got == want, file, line, "%s: got \"%s\" (%s), expected \"%s\"", expr, lev_status_text(got), lev_detail(),
-                 lev_status_text(want));
+  return t_check(got == want, file, line, "%s: got \"%s\" (%s), expected \"%s\"", expr, lev_status_text(got),
+                 lev_detail(), lev_status_text(want));
 }
 
 void t_skip(const char *format, ...) {
@@ -89,7 +91,9 @@ bool t_failed(void) {
   return failed;
 }
 
-uint64_t t_seed(void) { return seed; }
+uint64_t t_seed(void) {
+  return seed;
+}
 
 typedef struct t_rank_arg {
   void (*fn)(int rank, void *ctx);

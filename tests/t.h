@@ -21,11 +21,11 @@ typedef void (*t_child_fn)(const char *value);
 void t_register(const char *name, const char *file, t_fn fn);
 void t_register_child(const char *name, const char *file, t_child_fn fn);
 
-#define T_TEST(name)                                                                               \
-  static void t_body_##name(void);                                                                 \
-  __attribute__((constructor)) static void t_reg_##name(void) {                                    \
-    t_register(#name, __FILE__, t_body_##name);                                                    \
-  }                                                                                                \
+#define T_TEST(name)                                                                                                   \
+  static void t_body_##name(void);                                                                                     \
+  __attribute__((constructor)) static void t_reg_##name(void) {                                                        \
+    t_register(#name, __FILE__, t_body_##name);                                                                        \
+  }                                                                                                                    \
   static void t_body_##name(void)
 
 /* Records a failure of the running test (thread-safe) and goes on. Returns `ok`. */
@@ -41,19 +41,19 @@ uint64_t t_seed(void);
 
 #define T_EXPECT(cond) t_check((cond), __FILE__, __LINE__, "expected %s", #cond)
 #define T_EXPECT_MSG(cond, ...) t_check((cond), __FILE__, __LINE__, __VA_ARGS__)
-#define T_REQUIRE(cond)                                                                            \
-  do {                                                                                             \
-    if (!T_EXPECT(cond)) return;                                                                   \
+#define T_REQUIRE(cond)                                                                                                \
+  do {                                                                                                                 \
+    if (!T_EXPECT(cond)) return;                                                                                       \
   } while (0)
-#define T_EXPECT_EQ_I64(a, b)                                                                      \
-  t_check((int64_t)(a) == (int64_t)(b), __FILE__, __LINE__, "%s = %lld, expected %s = %lld", #a,  \
-          (long long)(a), #b, (long long)(b))
+#define T_EXPECT_EQ_I64(a, b)                                                                                          \
+  t_check((int64_t)(a) == (int64_t)(b), __FILE__, __LINE__, "%s = %lld, expected %s = %lld", #a, (long long)(a), #b,   \
+          (long long)(b))
 bool t_check_status(lev_status got, lev_status want, const char *expr, const char *file, int line);
 #define T_EXPECT_STATUS(expr, want) t_check_status((expr), (want), #expr, __FILE__, __LINE__)
 #define T_EXPECT_OK(expr) T_EXPECT_STATUS(expr, LEV_OK)
-#define T_REQUIRE_OK(expr)                                                                         \
-  do {                                                                                             \
-    if (!T_EXPECT_OK(expr)) return;                                                                \
+#define T_REQUIRE_OK(expr)                                                                                             \
+  do {                                                                                                                 \
+    if (!T_EXPECT_OK(expr)) return;                                                                                    \
   } while (0)
 
 /* Runs fn(rank, ctx) on `n` threads, one per rank, and waits for all. */
@@ -61,11 +61,11 @@ void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx);
 
 /* An entry for processes of their own: T_CHILD(name, value) { ... } runs in t_child("name", "text") alone, with that
  * text as `value`. It is no test: neither listed nor counted. */
-#define T_CHILD(name, value)                                                                       \
-  static void t_child_##name(const char *value);                                                   \
-  __attribute__((constructor)) static void t_reg_##name(void) {                                    \
-    t_register_child(#name, __FILE__, t_child_##name);                                             \
-  }                                                                                                \
+#define T_CHILD(name, value)                                                                                           \
+  static void t_child_##name(const char *value);                                                                       \
+  __attribute__((constructor)) static void t_reg_##name(void) {                                                        \
+    t_register_child(#name, __FILE__, t_child_##name);                                                                 \
+  }                                                                                                                    \
   static void t_child_##name(const char *value)
 
 /* Runs a T_CHILD of this program as a process of its own, its output dropped, and ended by ThreadSanitizer's first

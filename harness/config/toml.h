@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of TOML 1.0 that settings need: comments, [tables], dotted keys, basic and literal strings (with \u escapes),
- * integers with underscores, floats, booleans. Each value is handed on as text: the option table knows its type. */
+/* The part of TOML 1.0 that settings need: comments, [tables], dotted keys, basic and literal strings (with \u
+ * escapes), integers with underscores, floats, booleans. Each value is handed on as text: the option table knows its
+ * type. */
 #ifndef LEV_CONFIG_TOML_H
 #define LEV_CONFIG_TOML_H
 

@@ -23,8 +23,12 @@ static void make_state(state *s, int rank, int64_t step) {
   const int64_t rows[PIECES] = {3, 5, 0, 2}, cols[PIECES] = {4, 1, 7, 3};
   memset(s, 0, sizeof *s);
   for (int i = 0; i < PIECES; ++i) {
-    s->pieces[i] = (lev_state_piece){.dtype = types[i], .rows = rows[i], .cols = cols[i], .first_row = rank * rows[i],
-                                     .vector = i == 1, .data = s->data[i]};
+    s->pieces[i] = (lev_state_piece){.dtype = types[i],
+                                     .rows = rows[i],
+                                     .cols = cols[i],
+                                     .first_row = rank * rows[i],
+                                     .vector = i == 1,
+                                     .data = s->data[i]};
     snprintf(s->pieces[i].name, sizeof s->pieces[i].name, "master.tensor.%d", i);
     num_random(types[i], s->data[i], NULL, rows[i] * cols[i], 1, (uint32_t)(1000 * step + 10 * rank + i));
   }
@@ -41,7 +45,7 @@ typedef struct scene {
   lev_status want_last; /* of the last save */
   int64_t want_step;    /* of the load */
   lev_status want_load;
-  int64_t file_ops;     /* seen in the last save */
+  int64_t file_ops; /* seen in the last save */
 } scene;
 
 static void rank_scene(int rank, void *ctx) {
@@ -129,8 +133,10 @@ T_TEST(checkpoint_damage_falls_back) {
   const char *damage[] = {
       "printf '\\001' | dd of=%s/step-00000020/shard-00002.safetensors bs=1 seek=200 conv=notrunc 2>/dev/null",
       "printf '\\377' | dd of=%s/step-00000020/shard-00001.safetensors bs=1 seek=3 conv=notrunc 2>/dev/null",
-      "truncate -s -1 %s/step-00000020/shard-00001.safetensors", "rm %s/step-00000020/shard-00002.safetensors",
-      "rm %s/step-00000020/manifest.json", "echo '{' > %s/step-00000020/manifest.json",
+      "truncate -s -1 %s/step-00000020/shard-00001.safetensors",
+      "rm %s/step-00000020/shard-00002.safetensors",
+      "rm %s/step-00000020/manifest.json",
+      "echo '{' > %s/step-00000020/manifest.json",
       ": > %s/step-00000020/shard-00001.safetensors"};
   for (size_t i = 0; i < sizeof damage / sizeof *damage; ++i) {
     char command[600];

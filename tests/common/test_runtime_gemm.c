@@ -76,8 +76,8 @@ static void naive(const lev_gemm_args *g, const operands *o) {
     }
 }
 
-/* Runs `g` (sizes, types, scalars given) on fresh operands with rows `pad` longer than needed; compares all of C. apart:
- * what beta multiplies lies elsewhere, and C holds rubbish. */
+/* Runs `g` (sizes, types, scalars given) on fresh operands with rows `pad` longer than needed; compares all of C.
+ * apart: what beta multiplies lies elsewhere, and C holds rubbish. */
 static void check_one(rig *r, lev_gemm_args g, int64_t pad, bool host, bool apart) {
   operands o;
   void *add = NULL;

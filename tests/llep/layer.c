@@ -201,8 +201,15 @@ static l_arrays arrays(const l_rank *k) {
   size_t e0 = (size_t)lev_part_begin(experts, c->ranks, k->rank),
          el = (size_t)lev_part_size(experts, c->ranks, k->rank);
   size_t h = (size_t)c->cfg.hidden, top_k = (size_t)c->cfg.top_k;
-  const size_t unit[ARRAYS] = {h * tb, top_k * 4, top_k * ab, (size_t)weights * tb, h * tb,
-                               h * tb, h * tb,    top_k * ab, (size_t)weights * lev_dtype_bytes(gradient_type(c))};
+  const size_t unit[ARRAYS] = {h * tb,
+                               top_k * 4,
+                               top_k * ab,
+                               (size_t)weights * tb,
+                               h * tb,
+                               h * tb,
+                               h * tb,
+                               top_k * ab,
+                               (size_t)weights * lev_dtype_bytes(gradient_type(c))};
   void *const base[ARRAYS] = {d->x, d->ids, d->probs, d->w, d->dy, d->y, d->dx, d->dprobs, d->dw};
   l_arrays a;
   size_t used = 0;
@@ -421,7 +428,8 @@ void l_check(const l_data *d, double tolerance) {
   for (int64_t e = 0; e < c->cfg.experts; ++e) { /* an expert without routes has gradient exactly zero */
     bool used = false;
     for (int64_t q = 0; q < d->n * c->cfg.top_k; ++q) used |= d->ids[q] == e;
-    for (int64_t i = 0; i < weights && !used; ++i) T_EXPECT(lev_dtype_load(gradient_type(c), d->dw, e * weights + i) == 0.0);
+    for (int64_t i = 0; i < weights && !used; ++i)
+      T_EXPECT(lev_dtype_load(gradient_type(c), d->dw, e * weights + i) == 0.0);
   }
 }
 

@@ -46,7 +46,7 @@ typedef struct l_data {
   int32_t *ids;
   double *x64, *probs64, *w64, *dy64, *y64, *dx64, *dprobs64, *dw64;
   lev_status status[L_RANKS]; /* of the run */
-  char detail[L_RANKS][512]; /* of a failure */
+  char detail[L_RANKS][512];  /* of a failure */
   llep_stats stats[L_RANKS];  /* without pointers */
   llep_info info[L_RANKS];
   size_t planned[L_RANKS][2], peak[L_RANKS][2]; /* device, pinned */

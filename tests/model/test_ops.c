@@ -19,8 +19,7 @@ static void rmsnorm_oracle(const double *x, const double *w, double *y, int64_t 
   for (int64_t r = 0; r < rows; ++r) {
     double sum = 0;
     for (int64_t i = 0; i < cols; ++i) sum += x[r * cols + i] * x[r * cols + i];
-    for (int64_t i = 0; i < cols; ++i)
-      y[r * cols + i] = x[r * cols + i] * w[i] / sqrt(sum / (double)cols + eps);
+    for (int64_t i = 0; i < cols; ++i) y[r * cols + i] = x[r * cols + i] * w[i] / sqrt(sum / (double)cols + eps);
   }
 }
 
@@ -30,9 +29,9 @@ T_TEST(rmsnorm_matches_oracle) {
   const double tolerance[] = {1e-14, 1e-6, 4e-3}; /* bf16: half an ulp is 2^-9 */
   for (int i = 0; i < 3; ++i) {
     double x64[ROWS * COLS], w64[COLS], want[ROWS * COLS];
-    OPS_ROOM(double, x, ROWS * COLS);
+    OPS_ROOM(double, x, ROWS *COLS);
     OPS_ROOM(double, w, COLS);
-    OPS_ROOM(double, y, ROWS * COLS);
+    OPS_ROOM(double, y, ROWS *COLS);
     num_random(types[i], x, x64, ROWS * COLS, 3, 1);
     num_random(types[i], w, w64, COLS, 1, 2);
     rmsnorm_oracle(x64, w64, want, ROWS, COLS, 1e-5);
@@ -62,7 +61,8 @@ static void check_gradient(forward_fn f, void *ctx, const double *input, int n_i
     }
     for (int i = 0; i < n_in; ++i) got += grad[i] * u[i];
     double slope = (want[0] - want[1]) / (2 * t);
-    T_EXPECT_MSG(fabs(slope - got) <= 1e-7 * (1 + fabs(slope)), "%s: slope %.12g, gradient says %.12g", what, slope, got);
+    T_EXPECT_MSG(fabs(slope - got) <= 1e-7 * (1 + fabs(slope)), "%s: slope %.12g, gradient says %.12g", what, slope,
+                 got);
   }
 }
 
@@ -74,21 +74,28 @@ static void rmsnorm_of_input(const double *input, double *output, void *ctx) {
 
 T_TEST(rmsnorm_backward_by_differences) {
   ops_begin();
-  OPS_ROOM(double, input, ROWS * COLS + COLS);
-  OPS_ROOM(double, c, ROWS * COLS);
-  OPS_ROOM(double, grad, ROWS * COLS + COLS);
+  OPS_ROOM(double, input, ROWS *COLS + COLS);
+  OPS_ROOM(double, c, ROWS *COLS);
+  OPS_ROOM(double, grad, ROWS *COLS + COLS);
   memset(grad, 0, sizeof(double) * (ROWS * COLS + COLS));
   num_random(LEV_F64, input, NULL, ROWS * COLS + COLS, 2, 3);
   num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 4);
-  lev_rmsnorm_backward_args args = {.dtype = LEV_F64, .rows = ROWS, .cols = COLS, .eps = 1e-5, .x = input,
-                                    .w = input + ROWS * COLS, .dy = c, .dx = grad, .dw = grad + ROWS * COLS};
+  lev_rmsnorm_backward_args args = {.dtype = LEV_F64,
+                                    .rows = ROWS,
+                                    .cols = COLS,
+                                    .eps = 1e-5,
+                                    .x = input,
+                                    .w = input + ROWS * COLS,
+                                    .dy = c,
+                                    .dx = grad,
+                                    .dw = grad + ROWS * COLS};
   args.scratch = ops_scratch(&args.scratch_bytes);
   OPS_RUN(lev_rmsnorm_backward_kernel, args);
   check_gradient(rmsnorm_of_input, NULL, input, ROWS * COLS + COLS, ROWS * COLS, c, grad, "rmsnorm");
   /* in place on x, and accumulated */
   const size_t bytes = sizeof(double) * ROWS * COLS;
-  OPS_ROOM(double, x, ROWS * COLS);
-  OPS_ROOM(double, twice, ROWS * COLS);
+  OPS_ROOM(double, x, ROWS *COLS);
+  OPS_ROOM(double, twice, ROWS *COLS);
   OPS_ROOM(double, dw, COLS);
   memset(dw, 0, sizeof(double) * COLS);
   memcpy(x, input, bytes);
@@ -117,7 +124,8 @@ static const qk_case qk_cases[] = {
     {LEV_QK_NORM_HEAD, 0, {.theta = 1e4}, position},
     {LEV_QK_NORM_NONE, 0.9, {.theta = 1e4}, NULL},
     {LEV_QK_NORM_FULL, 0.6, {.theta = 1e4, .scaling = LEV_ROPE_LINEAR, .factor = 3}, position},
-    {LEV_QK_NORM_HEAD, 0.6,
+    {LEV_QK_NORM_HEAD,
+     0.6,
      {.theta = 50, .scaling = LEV_ROPE_YARN, .factor = 4, .original_max_position = 40, .beta_fast = 3, .beta_slow = 1},
      position}};
 
@@ -126,9 +134,19 @@ static lev_qk_args qk_args(const qk_case *c, const double *input) {
   void *scratch = ops_scratch(&scratch_bytes);
   int32_t *at = NULL;
   if (c->position) at = memcpy(ops_room(sizeof position), position, sizeof position);
-  return (lev_qk_args){.dtype = LEV_F64, .rows = ROWS, .heads = HEADS, .head_dim = DIM, .norm = c->norm, .eps = 1e-5,
-                       .clip = c->clip, .rope = c->rope, .position = at, .x = input, .w = input + ROWS * COLS,
-                       .scratch = scratch, .scratch_bytes = scratch_bytes};
+  return (lev_qk_args){.dtype = LEV_F64,
+                       .rows = ROWS,
+                       .heads = HEADS,
+                       .head_dim = DIM,
+                       .norm = c->norm,
+                       .eps = 1e-5,
+                       .clip = c->clip,
+                       .rope = c->rope,
+                       .position = at,
+                       .x = input,
+                       .w = input + ROWS * COLS,
+                       .scratch = scratch,
+                       .scratch_bytes = scratch_bytes};
 }
 
 static void qk_of_input(const double *input, double *output, void *ctx) {
@@ -159,10 +177,10 @@ T_TEST(qk_matches_oracle_and_differences) {
     qk_case c = qk_cases[kind];
     int n_w = c.norm == LEV_QK_NORM_FULL ? COLS : c.norm == LEV_QK_NORM_HEAD ? DIM : 0, n_in = ROWS * COLS + n_w;
     double want[ROWS * COLS];
-    OPS_ROOM(double, input, ROWS * COLS + COLS);
-    OPS_ROOM(double, y, ROWS * COLS);
-    OPS_ROOM(double, up, ROWS * COLS);
-    OPS_ROOM(double, grad, ROWS * COLS + COLS);
+    OPS_ROOM(double, input, ROWS *COLS + COLS);
+    OPS_ROOM(double, y, ROWS *COLS);
+    OPS_ROOM(double, up, ROWS *COLS);
+    OPS_ROOM(double, grad, ROWS *COLS + COLS);
     memset(grad, 0, sizeof(double) * (ROWS * COLS + COLS));
     num_random(LEV_F64, input, NULL, n_in, 2, 5);
     num_random(LEV_F64, up, NULL, ROWS * COLS, 1, 6);
@@ -189,9 +207,9 @@ T_TEST(swiglu_matches_oracle_and_differences) {
   double want[ROWS * COLS];
   OPS_ROOM(double, input, 2 * ROWS * COLS);
   OPS_ROOM(double, grad, 2 * ROWS * COLS);
-  OPS_ROOM(double, y, ROWS * COLS);
-  OPS_ROOM(double, c, ROWS * COLS);
-  OPS_ROOM(double, d, ROWS * COLS);
+  OPS_ROOM(double, y, ROWS *COLS);
+  OPS_ROOM(double, c, ROWS *COLS);
+  OPS_ROOM(double, d, ROWS *COLS);
   num_random(LEV_F64, input, NULL, 2 * ROWS * COLS, 3, 40);
   num_random(LEV_F64, c, NULL, ROWS * COLS, 1, 41);
   for (int i = 0; i < ROWS * COLS; ++i) want[i] = input[i] / (1 + exp(-input[i])) * input[ROWS * COLS + i];
@@ -226,8 +244,15 @@ static lev_route_rule rule_of(int i) {
 static lev_router_args router_args(const lev_route_rule *rule, const double *logits, int32_t *ids, double *weights) {
   size_t scratch_bytes;
   void *scratch = ops_scratch(&scratch_bytes);
-  return (lev_router_args){.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = *rule,
-                           .logits = logits, .ids = ids, .weights = weights, .scratch = scratch,
+  return (lev_router_args){.dtype = LEV_F64,
+                           .rows = ROWS,
+                           .experts = EXPERTS,
+                           .top_k = TOP_K,
+                           .rule = *rule,
+                           .logits = logits,
+                           .ids = ids,
+                           .weights = weights,
+                           .scratch = scratch,
                            .scratch_bytes = scratch_bytes};
 }
 
@@ -278,7 +303,7 @@ static void choice_oracle(const lev_route_rule *rule, const double *choice, int3
 
 T_TEST(router_matches_oracle) {
   ops_begin();
-  OPS_ROOM(double, logits, ROWS * EXPERTS);
+  OPS_ROOM(double, logits, ROWS *EXPERTS);
   OPS_ROOM(double, bias, EXPERTS);
   num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 20);
   num_random(LEV_F64, bias, NULL, EXPERTS, 0.5, 21);
@@ -287,7 +312,7 @@ T_TEST(router_matches_oracle) {
       lev_route_rule rule = rule_of(i);
       double want[ROWS * TOP_K], mass[EXPERTS] = {0};
       int32_t chosen[ROWS * TOP_K];
-      OPS_ROOM(double, weights, ROWS * TOP_K);
+      OPS_ROOM(double, weights, ROWS *TOP_K);
       OPS_ROOM(double, sums, 1 + 2 * EXPERTS);
       OPS_ROOM(int32_t, ids, ROWS * TOP_K);
       OPS_ROOM(int64_t, counts, EXPERTS);
@@ -341,18 +366,25 @@ T_TEST(router_picks_the_largest_with_ties_to_the_lower_id) {
 T_TEST(router_backward_by_differences) {
   ops_begin();
   for (int i = 0; i < RULES; ++i) {
-    OPS_ROOM(double, logits, ROWS * EXPERTS);
-    OPS_ROOM(double, weights, ROWS * TOP_K);
-    OPS_ROOM(double, c, ROWS * TOP_K);
-    OPS_ROOM(double, grad, ROWS * EXPERTS);
+    OPS_ROOM(double, logits, ROWS *EXPERTS);
+    OPS_ROOM(double, weights, ROWS *TOP_K);
+    OPS_ROOM(double, c, ROWS *TOP_K);
+    OPS_ROOM(double, grad, ROWS *EXPERTS);
     router_case rc = {.rule = rule_of(i), .ids = ops_room(sizeof(int32_t) * ROWS * TOP_K)};
     num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 7);
     num_random(LEV_F64, c, NULL, ROWS * TOP_K, 1, 8);
     lev_router_args args = router_args(&rc.rule, logits, rc.ids, weights);
     args.select = true;
     OPS_RUN(lev_router_kernel, args);
-    lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K,
-                                     .rule = rc.rule, .logits = logits, .ids = rc.ids, .dweights = c, .dlogits = grad};
+    lev_router_backward_args back = {.dtype = LEV_F64,
+                                     .rows = ROWS,
+                                     .experts = EXPERTS,
+                                     .top_k = TOP_K,
+                                     .rule = rc.rule,
+                                     .logits = logits,
+                                     .ids = rc.ids,
+                                     .dweights = c,
+                                     .dlogits = grad};
     OPS_RUN(lev_router_backward_kernel, back);
     check_gradient(router_of_logits, &rc, logits, ROWS * EXPERTS, ROWS * TOP_K, c, grad, "router weights");
   }
@@ -381,18 +413,27 @@ T_TEST(router_balance_and_z_by_differences) {
   for (int i = 0; i < RULES; ++i) {
     static const int64_t loads[EXPERTS] = {4, 0, 1, 5, 2, 2, 1, 0, 3};
     double one = 1;
-    OPS_ROOM(double, logits, ROWS * EXPERTS);
-    OPS_ROOM(double, dweights, ROWS * TOP_K);
-    OPS_ROOM(double, grad, ROWS * EXPERTS);
+    OPS_ROOM(double, logits, ROWS *EXPERTS);
+    OPS_ROOM(double, dweights, ROWS *TOP_K);
+    OPS_ROOM(double, grad, ROWS *EXPERTS);
     OPS_ROOM(int32_t, ids, ROWS * TOP_K);
     int64_t *counts = memcpy(ops_room(sizeof loads), loads, sizeof loads);
     memset(dweights, 0, sizeof(double) * ROWS * TOP_K);
     loss_case c = {rule_of(i), counts};
     for (int j = 0; j < ROWS * TOP_K; ++j) ids[j] = j % TOP_K;
     num_random(LEV_F64, logits, NULL, ROWS * EXPERTS, 2, 9);
-    lev_router_backward_args back = {.dtype = LEV_F64, .rows = ROWS, .experts = EXPERTS, .top_k = TOP_K, .rule = c.rule,
-                                     .logits = logits, .ids = ids, .dweights = dweights, .counts = counts,
-                                     .balance_scale = 0.3, .z_scale = 0.7, .dlogits = grad};
+    lev_router_backward_args back = {.dtype = LEV_F64,
+                                     .rows = ROWS,
+                                     .experts = EXPERTS,
+                                     .top_k = TOP_K,
+                                     .rule = c.rule,
+                                     .logits = logits,
+                                     .ids = ids,
+                                     .dweights = dweights,
+                                     .counts = counts,
+                                     .balance_scale = 0.3,
+                                     .z_scale = 0.7,
+                                     .dlogits = grad};
     OPS_RUN(lev_router_backward_kernel, back);
     check_gradient(router_losses, &c, logits, ROWS * EXPERTS, 1, &one, grad, "balance and z-loss");
   }
@@ -417,8 +458,8 @@ T_TEST(router_bias_update_pushes_towards_the_mean) {
 T_TEST(router_bias_evens_the_load) {
   ops_begin();
   enum { TOKENS = 400, STEPS = 150 };
-  OPS_ROOM(double, logits, TOKENS * EXPERTS);
-  OPS_ROOM(double, weights, TOKENS * TOP_K);
+  OPS_ROOM(double, logits, TOKENS *EXPERTS);
+  OPS_ROOM(double, weights, TOKENS *TOP_K);
   OPS_ROOM(int32_t, ids, TOKENS * TOP_K);
   OPS_ROOM(double, bias, EXPERTS);
   OPS_ROOM(double, sums, 1 + 2 * EXPERTS);

@@ -7,9 +7,21 @@
 #include "harness/model/params.h"
 #include "tests/t.h"
 
-static const lev_model tiny = {.dtype = LEV_F64, .vocab = 37, .hidden = 12, .layers = 3, .heads = 4, .kv_heads = 2,
-                               .head_dim = 6, .experts = 7, .top_k = 2, .inter = 5, .qk_norm = LEV_QK_NORM_FULL,
-                               .norm_eps = 1e-5, .rope = {.theta = 1e4}, .init_std = 0.02, .route = {.groups = 1, .top_groups = 1, .scale = 1}};
+static const lev_model tiny = {.dtype = LEV_F64,
+                               .vocab = 37,
+                               .hidden = 12,
+                               .layers = 3,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head_dim = 6,
+                               .experts = 7,
+                               .top_k = 2,
+                               .inter = 5,
+                               .qk_norm = LEV_QK_NORM_FULL,
+                               .norm_eps = 1e-5,
+                               .rope = {.theta = 1e4},
+                               .init_std = 0.02,
+                               .route = {.groups = 1, .top_groups = 1, .scale = 1}};
 
 /* Number of the element in the whole model: tensor ids are dense, so (id, global element) identifies it. */
 static void mark(const lev_params *p, unsigned char **seen, int64_t *elements) {
@@ -51,7 +63,8 @@ static void check_layout(const lev_model *m, int w, int d, int ep, int p_vocab, 
   }
   for (int id = 0; id < 512; ++id)
     for (int64_t e = 0; e < elements[id]; ++e, ++sum)
-      if (!T_EXPECT_MSG(seen[id][e] == 1, "tensor %d element %lld stored %d times", id, (long long)e, seen[id][e])) break;
+      if (!T_EXPECT_MSG(seen[id][e] == 1, "tensor %d element %lld stored %d times", id, (long long)e, seen[id][e]))
+        break;
   T_EXPECT_EQ_I64(stored, total);
   T_EXPECT_EQ_I64(sum, total);
   for (int id = 0; id < 512; ++id) free(seen[id]);

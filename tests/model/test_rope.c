@@ -31,15 +31,20 @@ T_TEST(rope_yarn_matches_its_definition) {
   const struct {
     double theta, factor, fast, slow;
     int64_t original;
-  } cases[] = {{1e6, 4, 32, 1, 32768}, {1e4, 40, 32, 1, 4096}, {150000, 32, 32, 1, 4096}, {1e4, 1, 32, 1, 4096},
-               {100, 8, 4, 1, 16}, {1e7, 2, 64, 0.5, 262144}};
+  } cases[] = {{1e6, 4, 32, 1, 32768}, {1e4, 40, 32, 1, 4096}, {150000, 32, 32, 1, 4096},
+               {1e4, 1, 32, 1, 4096},  {100, 8, 4, 1, 16},     {1e7, 2, 64, 0.5, 262144}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
-    lev_rope r = {.theta = cases[i].theta, .scaling = LEV_ROPE_YARN, .factor = cases[i].factor,
-                  .original_max_position = cases[i].original, .beta_fast = cases[i].fast, .beta_slow = cases[i].slow};
+    lev_rope r = {.theta = cases[i].theta,
+                  .scaling = LEV_ROPE_YARN,
+                  .factor = cases[i].factor,
+                  .original_max_position = cases[i].original,
+                  .beta_fast = cases[i].fast,
+                  .beta_slow = cases[i].slow};
     double got[PAIRS], want[PAIRS];
     T_EXPECT_OK(lev_rope_check(&r));
     double factor = lev_rope_frequencies(&r, DIM, got);
-    double expected = yarn_oracle(r.theta, r.factor, (double)r.original_max_position, r.beta_fast, r.beta_slow, DIM, want);
+    double expected =
+        yarn_oracle(r.theta, r.factor, (double)r.original_max_position, r.beta_fast, r.beta_slow, DIM, want);
     T_EXPECT(fabs(factor - expected) < 1e-15);
     NUM_CHECK(LEV_F64, got, want, PAIRS, 1, 1e-14, "yarn");
     r.attention_factor = 1.25;
@@ -61,11 +66,20 @@ T_TEST(rope_plain_and_linear) {
 }
 
 T_TEST(rope_refuses_bad_settings) {
-  const lev_rope bad[] = {
-      {.theta = 1},
-      {.theta = 1e4, .scaling = LEV_ROPE_LINEAR, .factor = 0.5},
-      {.theta = 1e4, .scaling = LEV_ROPE_YARN, .factor = 4, .beta_fast = 32, .beta_slow = 1},
-      {.theta = 1e4, .scaling = LEV_ROPE_YARN, .factor = 4, .original_max_position = 4096, .beta_fast = 1, .beta_slow = 1},
-      {.theta = 1e4, .scaling = LEV_ROPE_YARN, .factor = 4, .original_max_position = 4096, .beta_fast = 32, .beta_slow = 0}};
+  const lev_rope bad[] = {{.theta = 1},
+                          {.theta = 1e4, .scaling = LEV_ROPE_LINEAR, .factor = 0.5},
+                          {.theta = 1e4, .scaling = LEV_ROPE_YARN, .factor = 4, .beta_fast = 32, .beta_slow = 1},
+                          {.theta = 1e4,
+                           .scaling = LEV_ROPE_YARN,
+                           .factor = 4,
+                           .original_max_position = 4096,
+                           .beta_fast = 1,
+                           .beta_slow = 1},
+                          {.theta = 1e4,
+                           .scaling = LEV_ROPE_YARN,
+                           .factor = 4,
+                           .original_max_position = 4096,
+                           .beta_fast = 32,
+                           .beta_slow = 0}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) T_EXPECT_STATUS(lev_rope_check(&bad[i]), LEV_ERR_CONFIG);
 }

@@ -15,9 +15,9 @@ enum { EVENTS = 1 << 18 };
 typedef struct scene {
   lev_config config;
   lev_comm_hub *hub;
-  int short_class;        /* slab of this class lacks one unit; -1 = none */
-  bool planted;           /* try to allocate after the seal */
-  bool many;              /* micro-batches that the dry run leaves out: sums instead of lists */
+  int short_class; /* slab of this class lacks one unit; -1 = none */
+  bool planted;    /* try to allocate after the seal */
+  bool many;       /* micro-batches that the dry run leaves out: sums instead of lists */
 } scene;
 
 static bool same_events(const lev_trace *dry, const lev_trace *real, int rank) {
@@ -112,7 +112,8 @@ static void rank_main(int index, void *ctx) {
   T_REQUIRE_OK(lev_comm_local_join(s->hub, index, device, &world));
   lev_slabs slabs = plan.slabs;
   if (s->short_class >= 0) slabs.bytes[s->short_class] -= LEV_ALIGN;
-  lev_rank_options options = {.config = &s->config, .device = device, .world = world, .ledger = ledger, .slabs = &slabs};
+  lev_rank_options options = {
+      .config = &s->config, .device = device, .world = world, .ledger = ledger, .slabs = &slabs};
   lev_status st = lev_rank_create(&options, &rank);
   lev_loader *loader = tokens_loader(&s->config);
   if (st == LEV_OK && s->planted) plant(rank);

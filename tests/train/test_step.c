@@ -77,7 +77,8 @@ T_TEST(step_equal_on_mixed_groups) {
 static double objective(const lev_config *c, double shift, int direction) {
   rig_result r;
   rig_run(&(rig_options){.config = c, .shift = shift, .direction = direction}, &r);
-  double total = r.step.loss + c->model.router_aux_loss_coef * r.step.balance + c->model.router_z_loss_coef * r.step.z_loss;
+  double total =
+      r.step.loss + c->model.router_aux_loss_coef * r.step.balance + c->model.router_z_loss_coef * r.step.z_loss;
   rig_free(&r);
   return total;
 }
@@ -172,7 +173,8 @@ T_TEST(step_without_optimizer) {
     rig_run(&(rig_options){.config = &c}, &with);
     c.optimizer.name = LEV_OPTIMIZER_NONE;
     rig_run(&(rig_options){.config = &c, .update = true, .steps = 1, .evaluate = true}, &without);
-    T_EXPECT(without.plan_exact && with.step.loss == without.step.loss && with.step.grad_norm == without.step.grad_norm);
+    T_EXPECT(without.plan_exact && with.step.loss == without.step.loss &&
+             with.step.grad_norm == without.step.grad_norm);
     for (int t = 0; t < RIG_TENSORS; ++t)
       for (int64_t e = 0; e < with.elements[t]; ++e)
         if (!T_EXPECT(with.gradient[t][e] == without.gradient[t][e] && with.weight[t][e] == without.weight[t][e]))

@@ -117,8 +117,8 @@ def run_levee(words, folder):
             sys.exit(f"step {s['step']}: loss {s['loss']}, skipped {s['skipped']}; {math.log(VOCAB):.2f} is expected")
     seconds = statistics.median(s["step_seconds"] for s in (steps[1:] or steps))
     print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
-          f"{mfu(words.context, words.context / seconds / words.gpus):.3f}, planned = measured {memory['peak_bytes'] / 2**30:.2f} GiB, "
-          f"{used / 2**30:.2f} by the driver's count, {pinned / 2**30:.2f} pinned, loss {steps[-1]['loss']:.4f}; "
+          f"{mfu(words.context, words.context / seconds / words.gpus):.3f}, planned = measured "
+          f"{memory['peak_bytes'] / 2**30:.2f} GiB, {used / 2**30:.2f} by the driver's count, {pinned / 2**30:.2f} pinned, loss {steps[-1]['loss']:.4f}; "
           f"{wall:.0f} s with start and end", flush=True)
     return seconds, memory["peak_bytes"], used, pinned
 
@@ -197,7 +197,8 @@ def record(words, what, value, unit, **more):
         "backend": "cuda", "shape": f"16 layers, {words.context} tokens, bf16, "
                                     f"{'one rank' if words.gpus == 1 else f'{words.gpus} GPUs'}, {work}"
     }
-    part = ("" if words.gpus == 1 else f"gpus{words.gpus}.") + ("" if words.optimizer == "none" else f"{words.optimizer}.")
+    part = "" if words.gpus == 1 else f"gpus{words.gpus}."
+    part += "" if words.optimizer == "none" else f"{words.optimizer}."
     name = f"train.olmoe{words.context // 1024}k.{part}{what}"
     print(f"{name} {value:.4g} {unit}" + ("" if words.recorded else " (other settings: not recorded)"))
     if not words.recorded:
@@ -229,8 +230,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         ours, our_peak, used, pinned = run_levee(words, folder)
     rate = words.context / ours
-    record(words, "mfu", mfu(words.context, rate / words.gpus), "fraction", ms=1e3 * ours, tokens_per_second=rate, held_bytes=our_peak,
-           driver_bytes=used, pinned_bytes=pinned, steps=words.steps)
+    record(words, "mfu", mfu(words.context, rate / words.gpus), "fraction", ms=1e3 * ours, tokens_per_second=rate,
+           held_bytes=our_peak, driver_bytes=used, pinned_bytes=pinned, steps=words.steps)
     if words.skip_torch or words.optimizer != "none" or words.gpus > 1:
         return
     theirs, their_peak = run_torch(words)
