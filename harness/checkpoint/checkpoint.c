@@ -9,14 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/dims.h"
 #include "common/hostmem.h"
 #include "common/log.h"
 #include "harness/checkpoint/safetensors.h"
 
 #define MANIFEST_MAX ((size_t)64 << 20)
 #define PATH_MAX_BYTES 1024
-#define FORMAT_VERSION 1
+#define FORMAT_VERSION 2
 
 /* What a rank tells the others about the file it wrote. */
 typedef struct file_record {
@@ -26,10 +25,6 @@ typedef struct file_record {
 
 static void rank_file(char *out, const char *dir, int rank) {
   snprintf(out, PATH_MAX_BYTES, "%.900s/shard-%05d.safetensors", dir, rank + 1);
-}
-
-static size_t piece_bytes(const lev_state_piece *p) {
-  return lev_bytes(p->rows, p->cols, lev_dtype_bytes(p->dtype));
 }
 
 /* ---- saving ---- */
@@ -44,7 +39,7 @@ static lev_status write_pieces(lev_file *file, const lev_state_piece *pieces, in
     t->dims[0] = pieces[i].rows, t->dims[1] = pieces[i].cols, t->offset[0] = pieces[i].first_row;
   }
   lev_status st = lev_safetensors_begin(file, tensors, n, true);
-  for (int i = 0; i < n && st == LEV_OK; ++i) st = lev_file_write(file, pieces[i].data, piece_bytes(&pieces[i]));
+  for (int i = 0; i < n && st == LEV_OK; ++i) st = lev_file_write(file, pieces[i].data, lev_piece_bytes(&pieces[i]));
   lev_free(tensors);
   return st;
 }
@@ -74,8 +69,8 @@ static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64
     json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "file", path + 2, "bytes", (json_int_t)records[r].bytes,
                                            "xxh3_128", records[r].hash));
   }
-  json_t *root = json_pack("{s:i, s:I, s:i, s:s, s:o}", "version", FORMAT_VERSION, "step", (json_int_t)step, "ranks",
-                           ranks, "digest", c->digest, "files", files);
+  json_t *root = json_pack("{s:i, s:I, s:i, s:s, s:s, s:o}", "version", FORMAT_VERSION, "step", (json_int_t)step,
+                           "ranks", ranks, "layout", c->layout, "digest", c->digest, "files", files);
   char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
   json_decref(root);
   if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the checkpoint manifest");
@@ -208,62 +203,68 @@ lev_status lev_checkpoint_set_aside(const lev_checkpoint *c) {
 
 /* ---- loading ---- */
 
-/* Parses the manifest of a checkpoint; the caller releases *root. */
-static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_t step, json_t **root) {
+/* What the manifest of a checkpoint says. */
+typedef struct manifest {
+  json_t *root; /* owns the texts */
+  const char *layout;
+  json_t *files;
+} manifest;
+
+static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_t step, manifest *out) {
   char path[PATH_MAX_BYTES], *text;
   json_error_t error;
-  json_int_t found;
+  json_int_t found = 0;
   const char *digest;
-  int version, ranks;
-  json_t *files;
+  int version = 0, ranks;
   snprintf(path, sizeof path, "%.900s/manifest.json", dir);
   LEV_TRY(lev_read_text(path, MANIFEST_MAX, c->fault, &text));
-  *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  out->root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
   lev_free(text);
-  if (!*root) return lev_fail(LEV_ERR_FORMAT, "%s: %s", path, error.text);
-  if (json_unpack(*root, "{s:i, s:I, s:i, s:s, s:o}", "version", &version, "step", &found, "ranks", &ranks, "digest",
-                  &digest, "files", &files) != 0 ||
-      version != FORMAT_VERSION || found != step)
+  if (!out->root) return lev_fail(LEV_ERR_FORMAT, "%s: %s", path, error.text);
+  if (json_unpack(out->root, "{s:i, s:I}", "version", &version, "step", &found) == 0 && version < FORMAT_VERSION)
+    return lev_fail(LEV_ERR_CONFIG, "%s is of an older release; start over with --checkpoint.resume=false", dir);
+  if (json_unpack(out->root, "{s:i, s:s, s:s, s:o}", "ranks", &ranks, "layout", &out->layout, "digest", &digest,
+                  "files", &out->files) != 0 ||
+      version != FORMAT_VERSION || found != step || ranks < 1 || json_array_size(out->files) != (size_t)ranks)
     return lev_fail(LEV_ERR_FORMAT, "%s is not a manifest of step %lld", path, (long long)step);
-  if (ranks != lev_comm_size(c->world) || json_array_size(files) != (size_t)ranks)
-    return lev_fail(LEV_ERR_CONFIG,
-                    "%s was written by %d ranks, this run has %d; start over with --checkpoint.resume=false", dir,
-                    ranks, lev_comm_size(c->world));
   if (strcmp(digest, c->digest) != 0)
     return lev_fail(LEV_ERR_CONFIG,
-                    "%s belongs to another model, layout or optimizer; start over with "
-                    "--checkpoint.resume=false or choose another run.folder",
+                    "%s belongs to another model, data or optimizer; start over with --checkpoint.resume=false or "
+                    "choose another run.folder",
                     dir);
   return LEV_OK;
 }
 
-/* This rank's file is the one the manifest names, byte for byte. */
-static lev_status verify_shard(const lev_checkpoint *c, const char *path, json_t *manifest) {
-  json_t *record = json_array_get(json_object_get(manifest, "files"), (size_t)lev_comm_rank(c->world));
+/* A file is the one that the manifest names, byte for byte. */
+static lev_status verify_shard(const lev_checkpoint *c, const char *dir, const manifest *m, int shard) {
   json_int_t bytes;
   const char *hash;
-  char found_hash[40];
+  char path[PATH_MAX_BYTES], found_hash[40];
   uint64_t found;
-  if (json_unpack(record, "{s:I, s:s}", "bytes", &bytes, "xxh3_128", &hash) != 0)
-    return lev_fail(LEV_ERR_FORMAT, "manifest of %s lacks this rank's file", path);
+  rank_file(path, dir, shard);
+  if (json_unpack(json_array_get(m->files, (size_t)shard), "{s:I, s:s}", "bytes", &bytes, "xxh3_128", &hash) != 0)
+    return lev_fail(LEV_ERR_FORMAT, "manifest of %s lacks this file", path);
   LEV_TRY(lev_hash_file(path, c->fault, &found, found_hash));
   if (found != (uint64_t)bytes || strcmp(found_hash, hash) != 0)
     return lev_fail(LEV_ERR_FORMAT, "%s: size or hash differs from the manifest", path);
   return LEV_OK;
 }
 
-static lev_status read_pieces(const char *path, lev_fault *fault, const lev_state_piece *pieces, int n) {
-  lev_safetensors file;
-  LEV_TRY(lev_safetensors_open(path, fault, &file));
-  lev_status st = LEV_OK;
-  for (int i = 0; i < n && st == LEV_OK; ++i) {
-    const lev_safetensor *t = lev_safetensors_find(&file, pieces[i].name);
-    if (!t || t->dtype != pieces[i].dtype || t->end - t->begin != piece_bytes(&pieces[i]))
-      st = lev_fail(LEV_ERR_FORMAT, "%s: tensor \"%s\" is missing or has another shape", path, pieces[i].name);
-    else
-      memcpy(pieces[i].data, file.data + t->begin, (size_t)(t->end - t->begin));
+static lev_status read_shards(const lev_checkpoint *c, const char *dir, int first, int end,
+                              const lev_state_piece *pieces, int n) {
+  char path[PATH_MAX_BYTES];
+  int64_t *filled = lev_calloc(LEV_HEAP_REPORT, (size_t)n + 1, sizeof *filled);
+  lev_status st = filled ? LEV_OK : LEV_ERR_NOMEM;
+  for (int i = first; i < end && st == LEV_OK; ++i) {
+    lev_safetensors file;
+    rank_file(path, dir, i);
+    st = lev_safetensors_open(path, c->fault, &file);
+    if (st != LEV_OK) break;
+    st = lev_pieces_fill(&file, path, 0, pieces, n, filled, NULL);
+    lev_safetensors_close(&file);
   }
-  lev_safetensors_close(&file);
+  if (st == LEV_OK) st = lev_pieces_complete(dir, pieces, n, filled);
+  lev_free(filled);
   return st;
 }
 
@@ -279,17 +280,23 @@ static void set_damaged_aside(const lev_checkpoint *c, int64_t step) {
 }
 
 static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces, int n) {
-  char dir[PATH_MAX_BYTES], path[PATH_MAX_BYTES];
-  json_t *manifest = NULL;
+  char dir[PATH_MAX_BYTES];
+  manifest m = {0};
+  int rank = lev_comm_rank(c->world), ranks = lev_comm_size(c->world), files = 0;
+  bool same = false;
   step_dir(dir, c->folder, step, "");
-  rank_file(path, dir, lev_comm_rank(c->world));
-  lev_status st = read_manifest(c, dir, step, &manifest);
-  if (st == LEV_OK) st = verify_shard(c, path, manifest);
-  json_decref(manifest);
-  /* every rank must have a whole file before any rank overwrites its state */
+  lev_status st = read_manifest(c, dir, step, &m);
+  if (st == LEV_OK) files = (int)json_array_size(m.files), same = files == ranks && strcmp(m.layout, c->layout) == 0;
+  for (int i = rank; i < files && st == LEV_OK; i += ranks) st = verify_shard(c, dir, &m, i);
+  if (st == LEV_OK && !same && rank == 0)
+    lev_log(LEV_LOG_WARN, LEV_SYS_IO,
+            "checkpoint of step %lld was written by %s, this run has %s: sums differ in their last bits from here on",
+            (long long)step, m.layout, c->layout);
+  json_decref(m.root);
+  /* all files must be whole before any rank overwrites its state */
   st = lev_comm_agree(c->world, st);
   if (st != LEV_OK) return st;
-  return lev_comm_agree(c->world, read_pieces(path, c->fault, pieces, n));
+  return lev_comm_agree(c->world, read_shards(c, dir, same ? rank : 0, same ? rank + 1 : files, pieces, n));
 }
 
 lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces, int n) {

@@ -4,8 +4,10 @@
  *
  * A file holds this rank's rows of every state tensor under "<state>.<Hugging Face name>" (master, exp_avg, exp_avg_sq,
  * momentum), with the offsets of its block in the metadata entry DCP_SHARDING_INFO, as PyTorch's distributed checkpoint
- * reader expects. The manifest names step, world, a digest of model and layout, and size and XXH3-128 of each file.
- * Weights are not stored: they are the rounded masters.
+ * reader expects. The manifest names step, rank layout, a digest of model, data and optimizer, and size and XXH3-128 of
+ * each file. Weights are not stored: they are the rounded masters. A checkpoint resumes on any rank layout, each rank
+ * taking its rows from the files that have them; bit for bit on the layout that wrote it, where each needs its own
+ * file.
  *
  * Commit order: files written and fsynced, all ranks agree, manifest written and fsynced, directory fsynced, renamed,
  * parent fsynced; only then are old ones removed. So a kill at any moment leaves the previous checkpoint whole. */
@@ -13,23 +15,14 @@
 #define LEV_CHECKPOINT_CHECKPOINT_H
 
 #include "common/comm.h"
-#include "common/dtype.h"
 #include "harness/checkpoint/file.h"
-
-/* One block of rows of a state tensor. */
-typedef struct lev_state_piece {
-  char name[128];
-  lev_dtype dtype;
-  int64_t rows, cols;
-  int64_t first_row; /* of this block in the whole tensor */
-  bool vector;       /* shape is [rows] */
-  void *data;        /* [rows, cols], readable and writable by the host */
-} lev_state_piece;
+#include "harness/checkpoint/pieces.h"
 
 typedef struct lev_checkpoint {
   const char *folder;
   lev_comm *world;
-  const char *digest; /* of everything that must agree for a resume to be exact */
+  const char *digest; /* of everything that must agree for a resume to go on with the same run */
+  const char *layout; /* of the ranks, in words */
   int64_t keep;       /* newest ones to keep, >= 2 */
   lev_fault *fault;   /* nullable */
 } lev_checkpoint;
@@ -40,8 +33,9 @@ LEV_MUST_CHECK lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t s
                                               int n);
 /* Reads the newest checkpoint that is whole (sizes and hashes match) into the pieces; *step = 0 if there is none. A
  * damaged one is passed over with a warning in the log and, once a whole one was read, renamed to step-N.damaged, so
- * that it does not count as one of those kept. Collective. Errors: LEV_ERR_CONFIG (the newest whole one
- * belongs to another model or layout), LEV_ERR_FORMAT (there are some, but none is whole), LEV_ERR_IO. */
+ * that it does not count as one of those kept. One of another layout is read with a warning: sums differ in their last
+ * bits from there on. Collective. Errors: LEV_ERR_CONFIG (the newest whole one belongs to another model, optimizer or
+ * data), LEV_ERR_FORMAT (there are some, but none is whole), LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces,
                                               int n);
 /* Starting over: renames a folder that holds checkpoints to FOLDER.1 (or .2, ...), so that they neither count as newer

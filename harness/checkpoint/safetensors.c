@@ -117,6 +117,27 @@ static lev_status read_entry(const char *path, const char *name, json_t *value, 
   return LEV_OK;
 }
 
+/* Offsets of blocks, where the file is a shard; tensors that it does not name keep 0. */
+static lev_status read_offsets(const char *path, const json_t *root, lev_safetensors *f) {
+  const char *text = json_string_value(json_object_get(json_object_get(root, "__metadata__"), "DCP_SHARDING_INFO"));
+  if (!text) return LEV_OK;
+  json_error_t error;
+  json_t *info = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+  lev_status st = info ? LEV_OK : lev_fail(LEV_ERR_FORMAT, "%s: DCP_SHARDING_INFO: %s", path, error.text);
+  for (int i = 0; i < f->n_tensors && st == LEV_OK; ++i) {
+    lev_safetensor *t = &f->tensors[i];
+    const json_t *offsets = json_object_get(json_object_get(info, t->name), "saved_offsets");
+    for (int d = 0; offsets && d < t->n_dims && st == LEV_OK; ++d) {
+      const json_t *offset = json_array_get(offsets, (size_t)d);
+      t->offset[d] = json_integer_value(offset);
+      if (!json_is_integer(offset) || t->offset[d] < 0 || t->offset[d] > INT64_MAX - t->dims[d])
+        st = malformed(path, t->name, "bad saved_offsets");
+    }
+  }
+  json_decref(info);
+  return st;
+}
+
 static int by_begin(const void *a, const void *b) {
   const lev_safetensor *x = a, *y = b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -159,6 +180,7 @@ static lev_status parse(const char *path, lev_safetensors *f) {
     if (st != LEV_OK || strcmp(name, "__metadata__") == 0) continue;
     st = read_entry(path, name, value, f->bytes - 8 - length, &f->tensors[f->n_tensors++]);
   }
+  if (st == LEV_OK) st = read_offsets(path, root, f);
   json_decref(root);
   return st == LEV_OK ? check_tiling(path, f, f->bytes - 8 - length) : st;
 }

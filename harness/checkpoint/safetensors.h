@@ -15,7 +15,7 @@ typedef struct lev_safetensor {
   lev_dtype dtype;
   int n_dims; /* 0 .. 2 */
   int64_t dims[2];
-  int64_t offset[2];   /* of this block in a sharded tensor; written when `sharded` */
+  int64_t offset[2];   /* of this block in a sharded tensor; written when `sharded`, read where it is there, else 0 */
   uint64_t begin, end; /* bytes from the start of the data (set by the reader and by lev_safetensors_begin) */
 } lev_safetensor;
 

@@ -29,7 +29,7 @@ typedef struct rank_run {
   lev_profile *profile;
   lev_rank *rank;
   lev_checkpoint checkpoint;
-  char folder[2 * LEV_TEXT_MAX], digest[40];
+  char folder[2 * LEV_TEXT_MAX], digest[40], layout[80];
   lev_status status;
   char detail[DETAIL_BYTES];
 } rank_run;
@@ -149,8 +149,12 @@ static lev_status restore(rank_run *rr, int64_t *step) {
   *step = 0;
   snprintf(rr->folder, sizeof rr->folder, "%s/%s", c->run.folder, c->checkpoint.folder);
   lev_state_digest(rr->rank, rr->digest);
-  rr->checkpoint = (lev_checkpoint){
-      .folder = rr->folder, .world = rr->world, .digest = rr->digest, .keep = c->checkpoint.keep_latest_k};
+  lev_state_layout(rr->rank, rr->layout, sizeof rr->layout);
+  rr->checkpoint = (lev_checkpoint){.folder = rr->folder,
+                                    .world = rr->world,
+                                    .digest = rr->digest,
+                                    .layout = rr->layout,
+                                    .keep = c->checkpoint.keep_latest_k};
   LEV_TRY(lev_rank_init_weights(rr->rank));
   if (!checkpoints(c)) return LEV_OK;
   if (!c->checkpoint.resume) return lev_checkpoint_set_aside(&rr->checkpoint);

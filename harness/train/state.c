@@ -13,10 +13,10 @@ static void add(lev_state_piece *list, int *n, const char *state, const lev_para
                 lev_dtype dtype, void *data) {
   const lev_tensor *t = &p->tensors[piece->tensor];
   lev_state_piece *s = &list[(*n)++];
-  snprintf(s->name, sizeof s->name, "%s.%s", state, t->name);
+  snprintf(s->name, sizeof s->name, "%s%s", state, t->name);
   s->dtype = dtype, s->data = data;
   s->rows = piece->rows, s->cols = t->cols, s->vector = t->vector;
-  s->first_row = t->first_row + piece->row;
+  s->first_row = t->first_row + piece->row, s->full_rows = t->full_rows;
 }
 
 static void *at(void *base, int64_t element, lev_dtype dtype) {
@@ -33,8 +33,8 @@ static lev_status add_route_bias(lev_rank *rank, lev_state_piece *list, int *n) 
   LEV_TRY(lev_stream_sync(rank->compute));
   for (int l = (int)m->dense_layers; l < (int)m->layers && rank->params->layout.rank == 0; ++l) {
     lev_state_piece *s = &list[(*n)++];
-    snprintf(s->name, sizeof s->name, "master.model.layers.%d.mlp.gate.e_score_correction_bias", l);
-    s->dtype = a, s->rows = m->experts, s->cols = 1, s->vector = true;
+    snprintf(s->name, sizeof s->name, LEV_STATE_MASTER "model.layers.%d.mlp.gate.e_score_correction_bias", l);
+    s->dtype = a, s->rows = s->full_rows = m->experts, s->cols = 1, s->vector = true;
     s->data = at(rank->route_bias_pinned, lev_moe_index(m, l) * m->experts, a);
   }
   return LEV_OK;
@@ -61,12 +61,12 @@ lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n) {
       void *master, *momentum;
       st = muon_state(rank->muon, matrix++, &master, &momentum);
       if (st != LEV_OK) break;
-      add(*out, n, "master", p, piece, adamw.dtype, master);
-      add(*out, n, "momentum", p, piece, adamw.dtype, momentum);
+      add(*out, n, LEV_STATE_MASTER, p, piece, adamw.dtype, master);
+      add(*out, n, "momentum.", p, piece, adamw.dtype, momentum);
     } else {
-      add(*out, n, "master", p, piece, adamw.dtype, at(adamw.master, element, adamw.dtype));
-      add(*out, n, "exp_avg", p, piece, adamw.dtype, at(adamw.exp_avg, element, adamw.dtype));
-      add(*out, n, "exp_avg_sq", p, piece, adamw.dtype, at(adamw.exp_avg_sq, element, adamw.dtype));
+      add(*out, n, LEV_STATE_MASTER, p, piece, adamw.dtype, at(adamw.master, element, adamw.dtype));
+      add(*out, n, "exp_avg.", p, piece, adamw.dtype, at(adamw.exp_avg, element, adamw.dtype));
+      add(*out, n, "exp_avg_sq.", p, piece, adamw.dtype, at(adamw.exp_avg_sq, element, adamw.dtype));
       element += piece->rows * t->cols;
     }
   }
@@ -90,7 +90,6 @@ lev_status lev_state_publish(lev_rank *rank) {
 void lev_state_digest(const lev_rank *rank, char *hex) {
   const lev_config *c = rank->config;
   const lev_model *m = &rank->params->model;
-  const lev_layout *l = &rank->params->layout;
   const double values[] = {m->dtype,
                            (double)m->vocab,
                            (double)m->hidden,
@@ -124,10 +123,6 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
                            m->rope.beta_fast,
                            m->rope.beta_slow,
                            m->rope.attention_factor,
-                           l->ranks,
-                           l->context,
-                           l->experts,
-                           l->vocab,
                            c->optimizer.name,
                            c->data.packed,
                            c->data.mask_eod,
@@ -139,4 +134,9 @@ void lev_state_digest(const lev_rank *rank, char *hex) {
     length += (size_t)snprintf(text + length, sizeof text - length, " %a", values[i]);
   XXH128_hash_t h = XXH3_128bits(text, length);
   snprintf(hex, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+}
+
+void lev_state_layout(const lev_rank *rank, char *text, size_t size) {
+  const lev_layout *l = &rank->params->layout;
+  snprintf(text, size, "%d ranks (context %d, experts %d, vocab %d)", l->ranks, l->context, l->experts, l->vocab);
 }

@@ -6,31 +6,37 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/dims.h"
 #include "harness/checkpoint/checkpoint.h"
 #include "tests/num.h"
 #include "tests/t.h"
 
 enum { PIECES = 4, MOST = 64 };
 
-/* State of one rank: a matrix block, a vector, an empty block, an f64 block. */
+/* State of one rank: its rows of two matrices, a vector and a tensor of one row, which most ranks have none of. */
 typedef struct state {
   lev_state_piece pieces[PIECES];
   double data[PIECES][MOST];
 } state;
 
-static void make_state(state *s, int rank, int64_t step) {
+static void make_state(state *s, int rank, int ranks, int64_t step) {
   const lev_dtype types[PIECES] = {LEV_F32, LEV_F32, LEV_F32, LEV_F64};
-  const int64_t rows[PIECES] = {3, 5, 0, 2}, cols[PIECES] = {4, 1, 7, 3};
+  const int64_t rows[PIECES] = {7, 11, 1, 5}, cols[PIECES] = {4, 1, 7, 3};
   memset(s, 0, sizeof *s);
   for (int i = 0; i < PIECES; ++i) {
-    s->pieces[i] = (lev_state_piece){.dtype = types[i],
-                                     .rows = rows[i],
-                                     .cols = cols[i],
-                                     .first_row = rank * rows[i],
-                                     .vector = i == 1,
-                                     .data = s->data[i]};
-    snprintf(s->pieces[i].name, sizeof s->pieces[i].name, "master.tensor.%d", i);
-    num_random(types[i], s->data[i], NULL, rows[i] * cols[i], 1, (uint32_t)(1000 * step + 10 * rank + i));
+    double whole[MOST];
+    lev_state_piece *p = &s->pieces[i];
+    *p = (lev_state_piece){.dtype = types[i],
+                           .rows = lev_part_size(rows[i], ranks, rank),
+                           .cols = cols[i],
+                           .first_row = lev_part_begin(rows[i], ranks, rank),
+                           .full_rows = rows[i],
+                           .vector = i == 1,
+                           .data = s->data[i]};
+    snprintf(p->name, sizeof p->name, "master.tensor.%d", i);
+    num_random(types[i], whole, NULL, rows[i] * cols[i], 1, (uint32_t)(1000 * step + i));
+    size_t row = (size_t)cols[i] * lev_dtype_bytes(types[i]);
+    memcpy(p->data, (unsigned char *)whole + (size_t)p->first_row * row, (size_t)p->rows * row);
   }
 }
 
@@ -58,10 +64,13 @@ static void rank_scene(int rank, void *ctx) {
   int64_t step;
   T_REQUIRE_OK(lev_device_open(&dc, &device));
   T_REQUIRE_OK(lev_comm_local_join(sc->hub, rank, device, &world));
-  lev_checkpoint c = {.folder = sc->folder, .world = world, .digest = sc->digest, .keep = 2, .fault = &fault};
+  char layout[20];
+  snprintf(layout, sizeof layout, "%d ranks", sc->ranks);
+  lev_checkpoint c = {
+      .folder = sc->folder, .world = world, .digest = sc->digest, .layout = layout, .keep = 2, .fault = &fault};
   for (int i = 0; sc->save[i] > 0; ++i) {
     bool last = sc->save[i + 1] == 0;
-    make_state(&s, rank, sc->save[i]);
+    make_state(&s, rank, sc->ranks, sc->save[i]);
     fault = (lev_fault){0};
     if (last && rank == sc->fail_rank) fault.fail_at[LEV_FAULT_FILE] = sc->fail_at;
     lev_status st = lev_checkpoint_save(&c, sc->save[i], s.pieces, PIECES);
@@ -70,12 +79,12 @@ static void rank_scene(int rank, void *ctx) {
     if (!last) T_EXPECT_OK(st);
   }
   fault = (lev_fault){0};
-  make_state(&s, rank, 999);
+  make_state(&s, rank, sc->ranks, 999);
   for (int i = 0; i < PIECES; ++i) num_poison(s.data[i], sizeof s.data[i]);
   T_EXPECT_STATUS(lev_checkpoint_load(&c, &step, s.pieces, PIECES), sc->want_load);
   if (sc->want_step >= 0) T_EXPECT_EQ_I64(step, sc->want_step);
   if (sc->want_load == LEV_OK && step > 0) {
-    make_state(&want, rank, step);
+    make_state(&want, rank, sc->ranks, step);
     for (int i = 0; i < PIECES; ++i) {
       size_t bytes = (size_t)(want.pieces[i].rows * want.pieces[i].cols) * lev_dtype_bytes(want.pieces[i].dtype);
       T_EXPECT_MSG(memcmp(s.data[i], want.data[i], bytes) == 0, "piece %d of step %lld differs", i, (long long)step);
@@ -128,7 +137,24 @@ T_TEST(checkpoint_empty_folder_is_a_fresh_start) {
   remove_folder(sc.folder);
 }
 
-/* Flips, cuts or removes something in the newest checkpoint; the one before must be taken. */
+/* Saved by any number of ranks, read by any other, bit for bit; saved again by these, and read by the first. */
+T_TEST(checkpoint_other_layouts) {
+  for (int writers = 1; writers <= 4; ++writers)
+    for (int readers = 1; readers <= 4; ++readers) {
+      scene sc = {.ranks = writers, .save = {10, 0}, .want_step = 10};
+      fresh_folder(sc.folder);
+      play(&sc);
+      sc.ranks = readers, sc.save[0] = 0;
+      play(&sc);
+      sc.save[0] = 11, sc.want_step = 11;
+      play(&sc);
+      sc.ranks = writers, sc.save[0] = 0;
+      play(&sc);
+      remove_folder(sc.folder);
+    }
+}
+
+/* Flips, cuts or removes something in the newest checkpoint; the one before must be taken, also by another layout. */
 T_TEST(checkpoint_damage_falls_back) {
   const char *damage[] = {
       "printf '\\001' | dd of=%s/step-00000020/shard-00002.safetensors bs=1 seek=200 conv=notrunc 2>/dev/null",
@@ -149,6 +175,24 @@ T_TEST(checkpoint_damage_falls_back) {
     play(&sc);
     remove_folder(sc.folder);
   }
+}
+
+T_TEST(checkpoint_damage_is_seen_by_other_layouts) {
+  static const char *const shards[] = {"shard-00001", "shard-00002", "shard-00003"};
+  for (size_t i = 0; i < sizeof shards / sizeof *shards; ++i)
+    for (int readers = 1; readers <= 4; ++readers) {
+      char command[600];
+      scene sc = {.ranks = 3, .save = {10, 20, 0}, .want_step = 20};
+      fresh_folder(sc.folder);
+      play(&sc);
+      snprintf(command, sizeof command,
+               "printf X | dd of=%s/step-00000020/%s.safetensors bs=1 seek=9 conv=notrunc 2>/dev/null", sc.folder,
+               shards[i]);
+      T_EXPECT(system(command) == 0);
+      sc.ranks = readers, sc.save[0] = 0, sc.want_step = 10;
+      play(&sc);
+      remove_folder(sc.folder);
+    }
 }
 
 /* Whether a checkpoint of this step is there, and whole. */

@@ -172,11 +172,12 @@ static bool same_peaks(const lev_ledger *planned, const lev_ledger *measured) {
 
 /* Saves the rank's state, or reads it; *step as for the checkpoint's functions. */
 static void checkpoint(const rig_options *o, lev_rank *rank, lev_comm *world, bool load, int64_t *step) {
-  char digest[33];
+  char digest[33], layout[80];
   lev_state_piece *pieces;
   int n;
   lev_state_digest(rank, digest);
-  lev_checkpoint c = {.folder = o->folder, .world = world, .digest = digest, .keep = 2};
+  lev_state_layout(rank, layout, sizeof layout);
+  lev_checkpoint c = {.folder = o->folder, .world = world, .digest = digest, .layout = layout, .keep = 2};
   T_REQUIRE_OK(lev_state_pieces(rank, &pieces, &n));
   if (load) {
     T_EXPECT_OK(lev_checkpoint_load(&c, step, pieces, n));

@@ -167,6 +167,32 @@ T_TEST(variants_resume_is_exact) {
   }
 }
 
+/* Two steps on two ranks, a checkpoint, and one step more on another layout = three steps on one rank. */
+T_TEST(variants_resume_on_another_layout) {
+  static const int others[][4] = {{1, 1, 1, 1}, {4, 2, 2, 4}, {3, 3, 3, 3}};
+  lev_config c;
+  const char *name;
+  for (int v = 0; (name = rig_variant(&c, v)) != NULL && !t_failed(); ++v) {
+    char folder[] = "/tmp/levee-variants-XXXXXX";
+    const int *o = others[v % 3];
+    rig_result whole, half, rest;
+    T_REQUIRE(mkdtemp(folder) != NULL);
+    c.optimizer.eps = 1e-3;
+    c.optimizer.name = v % 2 ? LEV_OPTIMIZER_ADAMW : LEV_OPTIMIZER_MUON;
+    layout(&c, 1, 1, 1, 1);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3}, &whole);
+    layout(&c, 2, 2, 2, 2);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 2, .folder = folder}, &half);
+    layout(&c, o[0], o[1], o[2], o[3]);
+    rig_run(&(rig_options){.config = &c, .update = true, .steps = 3, .folder = folder, .resume = true}, &rest);
+    expect_same_weights(&rest, &whole, &c, 1e-11, name);
+    remove_folder(folder);
+    rig_free(&whole);
+    rig_free(&half);
+    rig_free(&rest);
+  }
+}
+
 /* Other storage types: near the f64 loss (a rounding may send a token to another expert), finite gradients. */
 T_TEST(variants_in_f32_and_bf16) {
   const lev_dtype types[] = {LEV_F32, LEV_BF16};
