@@ -49,11 +49,11 @@ static inline size_t lev_gpu_reserve(const lev_config *config, int ranks) {
   return config->memory.context_reserve == LEV_SIZE_AUTO ? reserve : lev_sat_mul(reserve, (size_t)ranks);
 }
 
-/* Most bytes of a rank's device slab: memory.device_memory, what the rank has of its GPU, less the reserve; 0 = no
- * limit. A reserve that takes all of it leaves one byte, into which nothing fits. */
+/* Most bytes of a rank's device slab: memory.device_memory, what the rank has of its GPU, less the reserve; 0 or
+ * SIZE_MAX, as it was given, = no limit. A reserve that takes all of it leaves one byte, into which nothing fits. */
 static inline size_t lev_device_limit(const lev_config *config) {
   size_t device = config->memory.device_memory, reserve = lev_context_reserve(config);
-  if (device == 0) return 0;
+  if (device == 0 || device == SIZE_MAX) return device;
   return device > reserve ? device - reserve : 1;
 }
 

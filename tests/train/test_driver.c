@@ -36,6 +36,8 @@ T_TEST(driver_reserve_by_device) {
   T_EXPECT(lev_device_limit(&c) == 1); /* nothing fits, and it is no missing limit */
   c.memory.device_memory = 0;
   T_EXPECT(lev_device_limit(&c) == 0);
+  c.memory.device_memory = SIZE_MAX; /* "unlimited" stays so, and is no limit to search against */
+  T_EXPECT(lev_device_limit(&c) == SIZE_MAX);
   c.memory.device_memory = 5 * MIB, c.memory.context_reserve = MIB;
   T_EXPECT(lev_device_limit(&c) == 4 * MIB);
   T_EXPECT(lev_gpu_reserve(&c, 1) == MIB && lev_gpu_reserve(&c, 4) == 4 * MIB);
