@@ -9,6 +9,7 @@
 #include "pipelined_llep/llep_plan.h"
 
 #define LLEP_DIM_MAX (1 << 30)
+#define LLEP_ALPHA_MAX 1e6 /* alpha x rows, in int64, cannot overflow */
 #define LLEP_TILE_ROWS 1024
 #define LLEP_TILE_ROWS_GPU 8192 /* fewer leave most of an H200 idle at the end of each product */
 #define LLEP_CHUNK_TOKENS 4096
@@ -47,26 +48,39 @@ static lev_status check_shape(int ranks, const llep_config *c) {
     return lev_fail(LEV_ERR_CONFIG, "top_k %lld outside 1 .. %lld experts", (long long)c->top_k, (long long)c->experts);
   if (c->dtype != LEV_F64 && c->dtype != LEV_F32 && c->dtype != LEV_BF16)
     return lev_fail(LEV_ERR_CONFIG, "dtype %s, f64, f32 or bf16 is needed", lev_dtype_name(c->dtype));
-  if (c->hidden > LLEP_DIM_MAX || c->inter > LLEP_DIM_MAX)
-    return lev_fail(LEV_ERR_CONFIG, "hidden %lld, inter %lld: at most %d each", (long long)c->hidden,
-                    (long long)c->inter, LLEP_DIM_MAX);
+  if (c->hidden > LLEP_DIM_MAX || c->inter > LLEP_DIM_MAX || c->experts > LLEP_DIM_MAX)
+    return lev_fail(LEV_ERR_CONFIG, "hidden %lld, inter %lld, experts %lld: at most %d each", (long long)c->hidden,
+                    (long long)c->inter, (long long)c->experts, LLEP_DIM_MAX);
   if (rows_product(c->max_tokens, c->top_k, 1) < 0 || rows_product(ranks, c->top_k, 1) < 0)
     return lev_fail(LEV_ERR_CONFIG, "%lld tokens x %lld picks pass 2^31 - 1 routes", (long long)c->max_tokens,
                     (long long)c->top_k);
   return LEV_OK;
 }
 
-static lev_status check_schedule(int ranks, const llep_config *c) {
-  if (c->schedule != LLEP_BOUNDED && c->schedule != LLEP_PLAIN)
-    return lev_fail(LEV_ERR_CONFIG, "unknown schedule %d", (int)c->schedule);
-  if (!(c->alpha >= 1) || !isfinite(c->alpha) || !(c->gate >= 0) || c->min_rows < 0)
-    return lev_fail(LEV_ERR_CONFIG, "alpha %g (finite, >= 1), gate %g (>= 0), min_rows %lld (>= 0)", c->alpha, c->gate,
-                    (long long)c->min_rows);
+/* Slots for lent experts on each rank. */
+static int64_t slots_of(int ranks, const llep_config *c) {
+  if (c->schedule == LLEP_PLAIN || ranks == 1 || c->foreign_slots < 0) return 0;
+  return c->foreign_slots > 0 ? c->foreign_slots : lev_max_i64(1, lev_ceil_div(c->experts, ranks) / 2);
+}
+
+static lev_status check_lending(int ranks, const llep_config *c) {
+  if (!(c->alpha >= 1 && c->alpha <= LLEP_ALPHA_MAX) || !(c->gate >= 0) || c->min_rows < 0 || c->min_rows > INT32_MAX)
+    return lev_fail(LEV_ERR_CONFIG, "alpha %g (1 .. %g), gate %g (>= 0), min_rows %lld (0 .. 2^31 - 1)", c->alpha,
+                    LLEP_ALPHA_MAX, c->gate, (long long)c->min_rows);
   if (c->foreign_slots < -1 || c->foreign_slots > c->experts)
     return lev_fail(LEV_ERR_CONFIG,
                     "foreign_slots %lld: at most all %lld experts can be lent at once; 0 is half of a rank's own, -1 "
                     "lends none",
                     (long long)c->foreign_slots, (long long)c->experts);
+  if (c->experts + ranks * slots_of(ranks, c) > INT32_MAX)
+    return lev_fail(LEV_ERR_CONFIG, "%lld experts and %d x %lld slots for lent ones pass 2^31 - 1",
+                    (long long)c->experts, ranks, (long long)slots_of(ranks, c));
+  return LEV_OK;
+}
+
+static lev_status check_schedule(int ranks, const llep_config *c) {
+  if (c->schedule != LLEP_BOUNDED && c->schedule != LLEP_PLAIN)
+    return lev_fail(LEV_ERR_CONFIG, "unknown schedule %d", (int)c->schedule);
   if (c->tile_rows < 0 || c->plain_rows < 0)
     return lev_fail(LEV_ERR_CONFIG, "tile_rows %lld, plain_rows %lld: at least 0 each (0 = chosen by the module)",
                     (long long)c->tile_rows, (long long)c->plain_rows);
@@ -84,12 +98,6 @@ static lev_status check_schedule(int ranks, const llep_config *c) {
   return LEV_OK;
 }
 
-/* Slots for lent experts on each rank. */
-static int64_t slots_of(int ranks, const llep_config *c) {
-  if (c->schedule == LLEP_PLAIN || ranks == 1 || c->foreign_slots < 0) return 0;
-  return c->foreign_slots > 0 ? c->foreign_slots : lev_max_i64(1, lev_ceil_div(c->experts, ranks) / 2);
-}
-
 static lev_status check_gpu(int ranks, const llep_config *c) {
   int64_t slots = slots_of(ranks, c), columns = c->experts + ranks * slots;
   if (columns <= LLEP_GPU_COLUMNS) return LEV_OK;
@@ -105,6 +113,7 @@ lev_status llep_supports(lev_backend backend, int ranks, const llep_config *conf
     return lev_fail(LEV_ERR_CONFIG, "unknown backend %d", (int)backend);
   LEV_TRY(check_shape(ranks, config));
   LEV_TRY(check_schedule(ranks, config));
+  LEV_TRY(check_lending(ranks, config));
   return backend == LEV_BACKEND_CUDA ? check_gpu(ranks, config) : LEV_OK;
 }
 
@@ -138,8 +147,8 @@ static void fill_sizes(int ranks, const llep_config *c, int64_t chunk_rows, llep
   *z = (llep_sizes){.rules = {ranks, c->experts, slots, c->alpha, c->gate, c->min_rows}};
   z->send_rows = plain ? c->max_tokens * c->top_k : lev_min_i64(chunk_rows, c->max_tokens * c->top_k);
   z->recv_rows = chunk_rows;
-  /* a cap that holds any routing of all tokens makes one chunk */
-  z->buffers = plain || chunk_rows == worst_rows(ranks, c) ? 1 : LLEP_BUFFERS;
+  /* a cap that holds any routing of all tokens makes one chunk; -1, which no cap is, where none can */
+  z->buffers = plain || chunk_rows == rows_product(c->max_tokens, ranks, c->top_k) ? 1 : LLEP_BUFFERS;
   z->blocks = plain ? 1 : block_count(ranks, c, chunk_rows);
   z->parts = lev_min_i64(LLEP_PARTS, lev_ceil_div(c->max_tokens * c->top_k, LLEP_PART_ROUTES));
   z->tile_rows = lev_min_i64(chunk_rows, c->tile_rows > 0 ? c->tile_rows : chunk_rows);
@@ -464,6 +473,8 @@ lev_status llep_plan_bind(llep_plan *plan, llep_phase phase, const lev_blocks *b
   static const char *const names[LLEP_PHASES] = {"llep.persistent", "llep.forward", "llep.backward"};
   if (!plan || !blocks || phase < 0 || phase >= LLEP_PHASES)
     return lev_fail(LEV_ERR_ARG, "llep_plan_bind: bad argument");
+  if (phase == LLEP_PERSISTENT && plan->persistent_bound)
+    return lev_fail(LEV_ERR_MISUSE, "the persistent phase of this llep plan is bound already");
   lev_walker counted = walked(plan, phase, NULL, NULL), w = {.list = NULL};
   LEV_TRY(lev_blocks_check(&counted, blocks, names[phase]));
   for (int c = 0; c < LEV_MEM_CLASSES; ++c) w.base[c] = blocks->base[c];

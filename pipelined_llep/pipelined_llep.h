@@ -52,7 +52,7 @@ typedef struct llep_config {
                          0 = min(chunk_rows, 1024), on a GPU 8192; plain: all rows received */
   int64_t
       foreign_slots;  /* bounded: lent experts a rank can hold at once. 0 = half of its own, at least one; -1 = none */
-  double alpha;       /* a rank is overloaded above alpha * mean rows per rank, >= 1 */
+  double alpha;       /* a rank is overloaded above alpha * mean rows per rank; 1 .. 1e6 */
   int64_t min_rows;   /* m: a rank may exceed that by m rows rather than lend fewer than m rows */
   double gate;        /* below this max/mean rows per rank nothing is lent */
   size_t budget;      /* device work bytes of the larger of FORWARD and BACKWARD; 0 = none */
@@ -111,7 +111,7 @@ void llep_walk_forward(void *plan, lev_walker *walker);
 void llep_walk_backward(void *plan, lev_walker *walker);
 
 /* Binds caller-owned blocks for a phase; they stay bound until the next bind of FORWARD or BACKWARD (each ends the
- * other). Errors: LEV_ERR_CAPACITY (asked and given), LEV_ERR_ARG. */
+ * other). Errors: LEV_ERR_CAPACITY (asked and given), LEV_ERR_ARG, LEV_ERR_MISUSE (PERSISTENT a second time). */
 LEV_MUST_CHECK lev_status llep_plan_bind(llep_plan *plan, llep_phase phase, const lev_blocks *blocks);
 
 /* One layer on one rank. Device pointers unless noted; none may overlap another. */

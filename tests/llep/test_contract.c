@@ -161,8 +161,11 @@ T_TEST(llep_configuration_errors) {
   BAD(dtype = LEV_I32)
   BAD(layers = 0)
   BAD(alpha = 0.5)
+  BAD(alpha = 1e16) /* times rows it leaves int64 */
   BAD(gate = -1)
   BAD(min_rows = -1)
+  BAD(min_rows = INT64_MAX)
+  BAD(experts = (int64_t)1 << 62)
   BAD(foreign_slots = -2)
   BAD(foreign_slots = 9)
   T_EXPECT_MSG(strstr(lev_detail(), "foreign_slots 9: at most all 8 experts"), "%s", lev_detail());
@@ -171,6 +174,8 @@ T_TEST(llep_configuration_errors) {
   BAD(schedule = (llep_schedule)5)
   BAD(max_tokens = (int64_t)1 << 40)
 #undef BAD
+  bad = ok, bad.experts = bad.foreign_slots = (int64_t)1 << 30; /* 2^32 columns */
+  T_EXPECT_STATUS(llep_supports(LEV_BACKEND_CPU, 4, &bad), LEV_ERR_CONFIG);
   bad = ok, bad.experts = 25600 - 4, bad.foreign_slots = 1;
   T_EXPECT_OK(llep_supports(LEV_BACKEND_CUDA, 4, &bad));
   bad.foreign_slots = 2;
@@ -235,6 +240,17 @@ T_TEST(llep_budget_chooses_the_cap) {
   budget_chooses_the_cap(LEV_BACKEND_CUDA);
 }
 
+/* Where all rows of a batch pass 2^31 - 1 no cap makes one chunk, so no cap may do with one received chunk. */
+T_TEST(llep_the_largest_cap_has_two_buffers) {
+  llep_config c;
+  llep_config_init(&c);
+  c.max_tokens = 1 << 28, c.hidden = 256, c.inter = 128, c.experts = 16, c.top_k = 4;
+  c.chunk_rows = INT32_MAX;
+  size_t most = llep_smallest_budget(LEV_BACKEND_CPU, 4, &c);
+  c.chunk_rows = INT32_MAX - 1;
+  T_EXPECT_MSG(most >= llep_smallest_budget(LEV_BACKEND_CPU, 4, &c), "%zu bytes", most);
+}
+
 /* Only llep.tables may grow with the tokens of a rank. */
 static void sum_rows(void *ctx, const lev_region *region) {
   size_t *sums = ctx; /* [0] llep.tables, [1] the rest */
@@ -291,6 +307,7 @@ T_TEST(llep_calls_out_of_order) {
   T_REQUIRE_OK(llep_plan_bind(plan, LLEP_FORWARD, &fake));
   T_EXPECT_STATUS(llep_forward(plan, &f, stream), LEV_ERR_MISUSE); /* persistent regions */
   T_REQUIRE_OK(llep_plan_bind(plan, LLEP_PERSISTENT, &fake));
+  T_EXPECT_STATUS(llep_plan_bind(plan, LLEP_PERSISTENT, &fake), LEV_ERR_MISUSE); /* bound once */
   T_EXPECT_STATUS(llep_backward(plan, &b, stream), LEV_ERR_MISUSE);
   T_REQUIRE_OK(llep_plan_bind(plan, LLEP_BACKWARD, &fake));
   T_EXPECT_STATUS(llep_backward(plan, &b, stream), LEV_ERR_MISUSE); /* no forward yet */
