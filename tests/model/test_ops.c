@@ -363,6 +363,29 @@ T_TEST(router_picks_the_largest_with_ties_to_the_lower_id) {
   T_EXPECT(ids[0] == 0 && ids[TOP_K] == 3 && ids[TOP_K + 2] == 5);
 }
 
+/* NaN ranks below everything, also below minus infinity, and equals NaN; a group that begins with NaN is one. */
+T_TEST(router_ranks_nan_last) {
+  ops_begin();
+  static const double bad[5 * EXPERTS] = {NAN, NAN,       NAN, NAN, NAN, NAN, NAN, NAN, NAN, /* all */
+                                          NAN, 1,         NAN, 2,   NAN, NAN, NAN, NAN, NAN, /* few others */
+                                          NAN, -INFINITY, NAN, NAN, NAN, NAN, NAN, NAN, NAN,
+                                          NAN, 9,         9,   1,   1,   1,   2,   2,   2,  /* a group's first ... */
+                                          9,   NAN,       9,   1,   1,   1,   2,   NAN, 2}; /* ... or a later one */
+  static const int32_t want[5 * TOP_K] = {0, 1, 2, 3, 1, 0, 1, 0, 2, 6, 7, 8, 0, 2, 6};
+  double *logits = memcpy(ops_room(sizeof bad), bad, sizeof bad);
+  OPS_ROOM(double, weights, 5 * TOP_K);
+  OPS_ROOM(int32_t, ids, 5 * TOP_K);
+  for (int grouped = 0; grouped < 2; ++grouped) {
+    lev_route_rule rule = rule_of(grouped ? 3 : 0);
+    lev_router_args args = router_args(&rule, logits + (grouped ? 3 * EXPERTS : 0), ids, weights);
+    const int32_t *expected = want + (grouped ? 3 * TOP_K : 0);
+    args.rows = grouped ? 2 : 3, args.select = true;
+    OPS_RUN(lev_router_kernel, args);
+    for (int i = 0; i < args.rows * TOP_K; ++i)
+      T_EXPECT_MSG(ids[i] == expected[i], "rule %d, pick %d: expert %d, expected %d", grouped, i, ids[i], expected[i]);
+  }
+}
+
 T_TEST(router_backward_by_differences) {
   ops_begin();
   for (int i = 0; i < RULES; ++i) {
