@@ -125,8 +125,10 @@ lev_status lev_memory_write(const lev_memory_report *report, const char *path) {
   bool ok = file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
   if (file && fclose(file) != 0) ok = false;
   free(text);
-  if (!ok || rename(temporary, path) != 0) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  return LEV_OK;
+  if (ok && rename(temporary, path) == 0) return LEV_OK;
+  lev_status st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+  remove(temporary);
+  return st;
 }
 
 /* ---- limits ---- */

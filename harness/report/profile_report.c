@@ -77,6 +77,7 @@ lev_status lev_profile_rows(const lev_profile *p, lev_profile_row **out, int *n)
       lev_profile_row *more = lev_realloc(LEV_HEAP_REPORT, *out, (size_t)room * sizeof *more);
       if (!more) {
         lev_free(*out);
+        *out = NULL, *n = 0;
         return LEV_ERR_NOMEM;
       }
       *out = more;

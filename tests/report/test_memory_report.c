@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "harness/report/memory_report.h"
@@ -117,6 +118,9 @@ T_TEST(memory_file_replaces_the_old_one_whole) {
   T_EXPECT_EQ_I64(number(root, "per_rank/0/device/peak_bytes"), 5632);
   json_decref(root);
   unlink(path);
+  T_EXPECT(mkdir(path, 0700) == 0); /* a folder of this name cannot be replaced */
+  T_EXPECT_STATUS(lev_memory_write(&report, path), LEV_ERR_IO);
+  rmdir(path);
   T_EXPECT(rmdir(folder) == 0); /* nothing else was left behind */
   T_EXPECT_STATUS(lev_memory_write(&report, path), LEV_ERR_IO);
   lev_ledger_destroy(l);
