@@ -19,7 +19,7 @@ extern "C" {
 typedef enum lev_event_kind {
   LEV_EV_ALLOC, /* bytes of a tag become live                    name = tag   */
   LEV_EV_FREE,  /* bytes of a tag end                            name = tag   */
-  LEV_EV_BIND,  /* a module plan received its blocks             name = module.phase */
+  LEV_EV_BIND,  /* a module plan received its blocks; bytes of the device's   name = module.phase */
   LEV_EV_PHASE, /* the step entered a phase                      name = phase, bytes = step or layer number */
   LEV_EV_COPY,  /* lev_copy / lev_fill enqueued                  name = label */
   LEV_EV_COLL,  /* a collective enqueued; bytes = bytes sent by this rank   name = operation */

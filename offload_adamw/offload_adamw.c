@@ -364,13 +364,9 @@ lev_status oadamw_plan_bind(oadamw_plan *p, oadamw_phase phase, const lev_blocks
   oadamw_layout unused = {0};
   lay(p, phase, &count, &unused);
   LEV_TRY(lev_blocks_check(&count, blocks, names[phase]));
-  uint64_t total = 0;
-  for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
-    assign.base[c] = blocks->base[c];
-    total += count.used[c];
-  }
+  for (int c = 0; c < LEV_MEM_CLASSES; ++c) assign.base[c] = blocks->base[c];
   lay(p, phase, &assign, &p->at);
-  lev_trace_add(lev_device_trace(p->device), LEV_EV_BIND, 0, names[phase], total);
+  lev_trace_add(lev_device_trace(p->device), LEV_EV_BIND, 0, names[phase], count.used[LEV_MEM_DEVICE]);
   p->bound[phase] = true;
   return LEV_OK;
 }

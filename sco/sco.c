@@ -218,15 +218,11 @@ lev_status sco_plan_bind(sco_plan *p, sco_phase phase, const lev_blocks *blocks)
   layout at[SCO_KINDS];
   lay_out(p, &count, at);
   LEV_TRY(lev_blocks_check(&count, blocks, "sco.persistent"));
-  uint64_t total = 0;
-  for (int c = 0; c < LEV_MEM_CLASSES; ++c) {
-    assign.base[c] = blocks->base[c];
-    total += count.used[c];
-  }
+  for (int c = 0; c < LEV_MEM_CLASSES; ++c) assign.base[c] = blocks->base[c];
   lay_out(p, &assign, at);
   for (int k = 0; k < SCO_KINDS; ++k)
     p->kind[k].slots = at[k].slots, p->kind[k].own = at[k].own, p->kind[k].pinned = at[k].pinned;
-  lev_trace_add(lev_device_trace(p->device), LEV_EV_BIND, 0, "sco.persistent", total);
+  lev_trace_add(lev_device_trace(p->device), LEV_EV_BIND, 0, "sco.persistent", count.used[LEV_MEM_DEVICE]);
   p->bound = true;
   return LEV_OK;
 }
