@@ -161,7 +161,7 @@ static int run_child(const char *name) {
 static bool wanted(const char *name, int argc, char **argv) {
   bool any = false;
   for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] == '-') continue;
+    if (argv[i][0] == '-') continue; /* --seed */
     any = true;
     if (strstr(name, argv[i])) return true;
   }
@@ -194,11 +194,15 @@ int main(int argc, char **argv) {
   setvbuf(stdout, NULL, _IOLBF, 0);
   if (child) return run_child(child);
   for (int i = 1; i < argc; ++i) {
-    if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(argv[i] + 7, NULL, 10);
-    if (strcmp(argv[i], "--list") == 0) {
+    if (strncmp(argv[i], "--seed=", 7) == 0) {
+      seed = strtoull(argv[i] + 7, NULL, 10);
+    } else if (strcmp(argv[i], "--list") == 0) {
       for (int e = 0; e < n_entries; ++e)
         if (entries[e].fn) puts(entries[e].name);
       return 0;
+    } else if (argv[i][0] == '-') {
+      fprintf(stderr, "%s: no option of a test program; --list, --seed=N, SUBSTRING ...\n", argv[i]);
+      return 2;
     }
   }
   for (int e = 0; e < n_entries; ++e) {

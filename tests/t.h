@@ -7,7 +7,7 @@
  *       T_EXPECT_STATUS(lev_arena_persist(...), LEV_ERR_SEALED);
  *     }
  *
- * Command line of every test binary: [--list] [--seed=N] [--shuffle] [SUBSTRING ...]. */
+ * Command line of every test binary: [--list] [--seed=N] [SUBSTRING ...]. */
 #ifndef LEV_TESTS_T_H
 #define LEV_TESTS_T_H
 
