@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "common/hostmem.h"
+#include "harness/data/text.h"
 
 typedef struct word {
   uint64_t hash;
@@ -47,12 +48,7 @@ struct lev_bpe_trainer {
 };
 
 static lev_status reserve(list *l, size_t more, size_t size) {
-  if (more <= l->room - l->n) return LEV_OK;
-  size_t room = 2 * (l->n + more) + 64;
-  void *p = lev_realloc(LEV_HEAP_DATA, l->data, room * size);
-  if (!p) return LEV_ERR_NOMEM;
-  l->data = p, l->room = room;
-  return LEV_OK;
+  return lev_grow(&l->data, &l->room, l->n + more, size);
 }
 
 static lev_status new_index(lev_bpe_trainer *t, size_t slots) {

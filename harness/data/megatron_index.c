@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/hostmem.h"
+#include "harness/data/text.h"
 
 #define HEADER 34
 #define VOCAB_U16 65500
@@ -184,7 +185,8 @@ struct lev_megatron_writer {
   int64_t vocab, tokens, open; /* open: tokens of the current sequence */
   int32_t *length;             /* [sequences] */
   int64_t *document;           /* [documents], the leading 0 not stored */
-  int64_t sequences, sequence_room, documents, document_room;
+  int64_t sequences, documents;
+  size_t sequence_room, document_room;
   bool wide; /* i32 */
 };
 
@@ -205,20 +207,10 @@ lev_status lev_megatron_create(const char *prefix, int64_t vocab, lev_megatron_w
   return st;
 }
 
-/* Room for one more element of `size` bytes. */
-static lev_status grow(void **array, int64_t n, int64_t *room, size_t size) {
-  if (n < *room) return LEV_OK;
-  int64_t next = *room ? *room * 2 : 64;
-  void *p = lev_realloc(LEV_HEAP_DATA, *array, (size_t)next * size);
-  if (!p) return LEV_ERR_NOMEM;
-  *array = p, *room = next;
-  return LEV_OK;
-}
-
 static lev_status end_sequence(lev_megatron_writer *w) {
   if (w->open == 0) return LEV_OK;
   void *array = w->length;
-  LEV_TRY(grow(&array, w->sequences, &w->sequence_room, sizeof *w->length));
+  LEV_TRY(lev_grow(&array, &w->sequence_room, (size_t)w->sequences + 1, sizeof *w->length));
   w->length = array;
   w->length[w->sequences++] = (int32_t)w->open;
   w->open = 0;
@@ -249,7 +241,7 @@ lev_status lev_megatron_end_document(lev_megatron_writer *w) {
   int64_t begun = w->documents ? w->document[w->documents - 1] : 0;
   if (begun == w->sequences) return LEV_OK;
   void *array = w->document;
-  LEV_TRY(grow(&array, w->documents, &w->document_room, sizeof *w->document));
+  LEV_TRY(lev_grow(&array, &w->document_room, (size_t)w->documents + 1, sizeof *w->document));
   w->document = array;
   w->document[w->documents++] = w->sequences;
   return LEV_OK;
