@@ -4,7 +4,6 @@
  *   local  ranks are threads of one process (cpu: the stream workers meet and copy; cuda: the host threads meet in the
  *          call, then events and device copies; so on cuda ranks that share several communicators also keep one order
  *          over all of them, and an error shows at the latest when the stream is waited for)
- *   nccl   one process per GPU
  *   dry    a world of any size, one rank executed: calls only record their bytes
  *
  * Rules: every rank of the group makes the same calls on a communicator in the same order; a communicator is driven

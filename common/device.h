@@ -68,7 +68,10 @@ void lev_device_name(lev_device *device, char *out, size_t size);
 /* Free and total bytes of the device (cpu: of the machine; dry: SIZE_MAX both). */
 LEV_MUST_CHECK lev_status lev_device_memory(lev_device *device, size_t *free_bytes, size_t *total_bytes);
 
-/* Streams and events are created at set-up and owned by the device (destroy is optional, and waits). */
+/* Streams and events are created at set-up and owned by the device (destroy is optional, and waits). Errors: creating
+ * gives LEV_ERR_NOMEM and LEV_ERR_DEVICE; calls on a destroyed stream LEV_ERR_MISUSE, on a stream and an event of two
+ * devices LEV_ERR_ARG, and where the device itself fails LEV_ERR_DEVICE; what waits also gives the error of what it
+ * waited for. */
 LEV_MUST_CHECK lev_status lev_stream_create(lev_device *device, const char *name, lev_stream **out);
 void lev_stream_destroy(lev_stream *stream);
 /* Host waits until everything enqueued so far has run; returns the stream's sticky error, if any. */
@@ -93,7 +96,8 @@ LEV_MUST_CHECK lev_status lev_event_create_timed(lev_device *device, lev_event *
 LEV_MUST_CHECK lev_status lev_event_elapsed(lev_event *start, lev_event *stop, double *seconds);
 
 /* Copies between any two classes of this device; regions must not overlap. `label` (static text) names it in the trace.
- * 0 bytes is a no-op that still counts as an event. */
+ * 0 bytes is a no-op that still counts as an event. Errors: LEV_ERR_ARG (bytes, but a NULL address), LEV_ERR_MISUSE (a
+ * destroyed stream), LEV_ERR_DEVICE. */
 LEV_MUST_CHECK lev_status lev_copy(lev_stream *stream, void *dst, const void *src, size_t bytes, const char *label);
 LEV_MUST_CHECK lev_status lev_fill(lev_stream *stream, void *dst, int byte, size_t bytes, const char *label);
 

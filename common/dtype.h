@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Storage types. bf16 is kept as its 16 bits; rounding is done in integers (nearest, ties to even), so
- * that every SIMD path and the GPU agree, denormals included. Arithmetic is f64 for LEV_F64 storage and
- * f32 for LEV_F32 and LEV_BF16 (lev_dtype_arith). */
+/* Storage types. bf16 is kept as its 16 bits and rounded to nearest, ties to even, denormals included: here in
+ * integers, so that every SIMD path agrees, on the GPU by its own instruction, which agrees but for NaN (0x7fff there;
+ * sign and payload are kept here). Arithmetic is f64 for LEV_F64 storage and f32 for LEV_F32 and LEV_BF16
+ * (lev_dtype_arith). */
 #ifndef LEV_COMMON_DTYPE_H
 #define LEV_COMMON_DTYPE_H
 

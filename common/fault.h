@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 typedef enum lev_fault_kind {
-  LEV_FAULT_ALLOC,      /* slab, arena or host-heap allocation */
+  LEV_FAULT_ALLOC,      /* lev_device_alloc, a region of an arena */
   LEV_FAULT_COPY,       /* lev_copy, lev_fill */
   LEV_FAULT_COLLECTIVE, /* any lev_comm_* enqueue */
   LEV_FAULT_FILE,       /* open, write, fsync, rename, ... */

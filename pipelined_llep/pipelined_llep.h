@@ -100,8 +100,9 @@ typedef enum llep_phase { LLEP_PERSISTENT, LLEP_FORWARD, LLEP_BACKWARD, LLEP_PHA
 
 /* Bytes by memory class / the regions of a phase, listed in order; identical on every rank of the group. Tags:
  * llep.send, llep.recv, llep.return (rows), llep.act (one tile), llep.foreign (lent weights), llep.foreign_grad (their
- * gradients), llep.tables (routes and plans), llep.counts (pinned). Of these only llep.tables grows with max_tokens: it
- * holds [N, k] int32. */
+ * gradients), llep.tables (routes and plans), llep.counts (pinned). Of these llep.tables grows with max_tokens, for it
+ * holds [N, k] int32; and with the blocks B, of which more tokens in chunks of the same size take more, both
+ * llep.tables and llep.counts. */
 void llep_plan_bytes(const llep_plan *plan, llep_phase phase, size_t bytes[LEV_MEM_CLASSES]);
 void llep_plan_regions(const llep_plan *plan, llep_phase phase, lev_region_fn list, void *ctx);
 

@@ -26,7 +26,7 @@ LEV_MUST_CHECK lev_status lev_weights_create(lev_device *device, const lev_param
                                              const lev_weight_comms *comms, lev_dtype grad_dtype, bool single_products,
                                              lev_weights **out);
 void lev_weights_destroy(lev_weights *weights);
-/* Persistent regions: weights, weights.gathered, grads, grads.live. A lev_walk_fn. */
+/* Persistent regions: weights.shard, weights.gathered, grads.shard, grads.live. A lev_walk_fn. */
 void lev_weights_walk(void *weights, lev_walker *walker);
 LEV_MUST_CHECK lev_status lev_weights_bind(lev_weights *weights, const lev_blocks *blocks);
 

@@ -25,7 +25,8 @@ LEV_MUST_CHECK lev_status lev_plan_rank(const lev_config *config, int rank, lev_
 LEV_MUST_CHECK lev_status lev_plan_run(const lev_config *config, int rank, lev_loader *valid, lev_rank_plan *out);
 void lev_rank_plan_free(lev_rank_plan *plan);
 /* Whether rank `rank` fits slabs of these sizes (SIZE_MAX = no limit). Planning ends at the first bytes that do not, so
- * that a hopeless configuration costs little. Errors: as lev_plan_rank, but for LEV_ERR_BUDGET, which is a no. */
+ * that a hopeless configuration costs little. Errors: as lev_plan_rank, but for LEV_ERR_BUDGET and LEV_ERR_CAPACITY,
+ * which are a no. */
 LEV_MUST_CHECK lev_status lev_plan_fits(const lev_config *config, int rank, const lev_slabs *slabs, bool *fits);
 
 /* The plan of a whole world: one rank of each class is planned. */
