@@ -74,9 +74,6 @@ void lev_arena_destroy(lev_arena *arena) {
   lev_free(arena);
 }
 
-lev_mem lev_arena_class(const lev_arena *arena) {
-  return arena->cls;
-}
 size_t lev_arena_persistent(const lev_arena *arena) {
   return arena->persistent;
 }

@@ -28,7 +28,6 @@ typedef struct lev_arena lev_arena;
 LEV_MUST_CHECK lev_status lev_arena_create(lev_device *device, lev_ledger *ledger, lev_mem cls, void *base,
                                            size_t bytes, lev_arena **out);
 void lev_arena_destroy(lev_arena *arena);
-lev_mem lev_arena_class(const lev_arena *arena);
 
 /* A region that lives as long as the arena. Errors: LEV_ERR_SEALED after lev_arena_seal, LEV_ERR_CAPACITY
  * (asked, left). bytes = 0 yields a valid, unreadable pointer and no ledger row. */

@@ -94,9 +94,6 @@ int lev_profile_streams(const lev_profile *p) {
 const char *lev_profile_stream(const lev_profile *p, int stream) {
   return p->streams[stream]->name;
 }
-int lev_profile_phases(const lev_profile *p) {
-  return p->n_phases;
-}
 lev_profile_phase lev_profile_phase_at(const lev_profile *p, int phase) {
   return p->phases[phase];
 }

@@ -60,7 +60,6 @@ typedef struct lev_profile_phase {
   const char *name; /* static text */
   int64_t index;    /* layer, micro-batch or step; -1 = none */
 } lev_profile_phase;
-int lev_profile_phases(const lev_profile *profile);
 lev_profile_phase lev_profile_phase_at(const lev_profile *profile, int phase);
 
 /* The host enters a phase (`name`: static text): later spans belong to it, and tools that read NVTX see it as a range

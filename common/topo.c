@@ -3,22 +3,14 @@
 
 #include <hwloc.h>
 #include <stdbool.h>
-#include <stdio.h>
 
 #include "common/hostmem.h"
 
 struct lev_topo {
   hwloc_topology_t topology;
   bool real; /* this machine, so binding makes sense */
-  int cores, nodes;
+  int nodes;
 };
-
-/* Cores with at least one allowed processing unit; hwloc leaves out what the affinity mask or cgroup forbids. */
-static int count_cores(hwloc_topology_t topology) {
-  int cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
-  if (cores < 1) cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
-  return cores < 1 ? 1 : cores;
-}
 
 /* The topology's own limit is the cpuset of the machine; a process mask set by taskset narrows it further. */
 static void restrict_to_process(hwloc_topology_t topology) {
@@ -46,7 +38,6 @@ lev_status lev_topo_create(const char *synthetic, lev_topo **out) {
                      : lev_fail(LEV_ERR_DEVICE, "hwloc cannot read this machine's topology");
   }
   if (topo->real) restrict_to_process(topo->topology);
-  topo->cores = count_cores(topo->topology);
   topo->nodes = hwloc_get_nbobjs_by_type(topo->topology, HWLOC_OBJ_NUMANODE);
   if (topo->nodes < 1) topo->nodes = 1;
   *out = topo;
@@ -59,9 +50,6 @@ void lev_topo_destroy(lev_topo *topo) {
   lev_free(topo);
 }
 
-int lev_topo_cores(const lev_topo *topo) {
-  return topo->cores;
-}
 int lev_topo_numa_nodes(const lev_topo *topo) {
   return topo->nodes;
 }
@@ -89,25 +77,6 @@ lev_status lev_topo_bind_thread(lev_topo *topo, int node, int *bound) {
   int ok = hwloc_set_cpubind(topo->topology, object->cpuset, HWLOC_CPUBIND_THREAD) == 0;
   if (bound) *bound = ok;
   return LEV_OK;
-}
-
-lev_status lev_topo_bind_memory(lev_topo *topo, void *address, size_t bytes, int node, int *bound) {
-  if (bound) *bound = 0;
-  LEV_TRY(check_node(topo, node));
-  hwloc_obj_t object = node_object(topo, node);
-  if (!object || bytes == 0) return LEV_OK;
-  int ok = hwloc_set_area_membind(topo->topology, address, bytes, object->nodeset, HWLOC_MEMBIND_BIND,
-                                  HWLOC_MEMBIND_BYNODESET) == 0;
-  if (bound) *bound = ok;
-  return LEV_OK;
-}
-
-void lev_topo_describe(const lev_topo *topo, char *text, size_t size) {
-  snprintf(text, size, "%d core%s, %d NUMA node%s, ranks %s", topo->cores, topo->cores == 1 ? "" : "s", topo->nodes,
-           topo->nodes == 1 ? "" : "s",
-           topo->nodes == 1 ? "unbound"
-           : topo->real     ? "bound to nodes"
-                            : "unbound (not this machine)");
 }
 
 #ifdef LEV_PORTABLE

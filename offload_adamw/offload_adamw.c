@@ -282,9 +282,6 @@ int64_t oadamw_buckets(const oadamw_plan *p) {
 int64_t oadamw_bucket_size(const oadamw_plan *p) {
   return p->cut.size;
 }
-oadamw_simd oadamw_simd_used(const oadamw_plan *p) {
-  return p->simd;
-}
 
 int oadamw_streams(const oadamw_plan *p, lev_stream **out, int max) {
   lev_stream *pipes[] = {p->gpu.in, p->gpu.out, p->cpu.in, p->cpu.out};

@@ -120,11 +120,10 @@ void oadamw_walk_step(void *plan, lev_walker *walker);
  * LEV_ERR_MISUSE (persistent bound twice). */
 LEV_MUST_CHECK lev_status oadamw_plan_bind(oadamw_plan *plan, oadamw_phase phase, const lev_blocks *blocks);
 
-/* Elements in all segments; buckets; elements of the largest bucket; SIMD path in use. */
+/* Elements in all segments; buckets; elements of the largest bucket. */
 int64_t oadamw_count(const oadamw_plan *plan);
 int64_t oadamw_buckets(const oadamw_plan *plan);
 int64_t oadamw_bucket_size(const oadamw_plan *plan);
-oadamw_simd oadamw_simd_used(const oadamw_plan *plan);
 
 /* The plan's own streams, at most `max` of them into out[]; returns their number. For naming them in a trace or waiting
  * for them after a failed step; a good step joins the caller's stream. */

@@ -230,9 +230,6 @@ lev_status sco_plan_bind(sco_plan *p, sco_phase phase, const lev_blocks *blocks)
 int sco_hosted(const sco_plan *p, sco_kind kind) {
   return p->kind[kind].hosted;
 }
-bool sco_is_hosted(const sco_plan *p, int layer, sco_kind kind) {
-  return layer >= 0 && layer < p->kind[kind].hosted;
-}
 void sco_streams(const sco_plan *p, lev_stream **copy_out, lev_stream **restore) {
   *copy_out = p->copy_out;
   *restore = p->restore;

@@ -88,9 +88,8 @@ void sco_walk(void *plan, lev_walker *walker);
  * LEV_ERR_ARG (alignment), LEV_ERR_MISUSE (bound before). */
 LEV_MUST_CHECK lev_status sco_plan_bind(sco_plan *plan, sco_phase phase, const lev_blocks *blocks);
 
-/* Number of items of a kind that are copied to the host, and whether this one is. */
+/* Number of items of a kind that are copied to the host. */
 int sco_hosted(const sco_plan *plan, sco_kind kind);
-bool sco_is_hosted(const sco_plan *plan, int layer, sco_kind kind);
 /* The two copy streams (never NULL), e.g. to name them in a trace. */
 void sco_streams(const sco_plan *plan, lev_stream **copy_out, lev_stream **restore);
 

@@ -373,13 +373,6 @@ int lev_unit_head(const lev_params *p) {
   return p->model.tied ? lev_unit_embed(p) : p->n_units - 1;
 }
 
-int64_t lev_params_largest(const lev_params *p, lev_unit_kind kind) {
-  int64_t most = 0;
-  for (int u = 0; u < p->n_units; ++u)
-    if (p->units[u].kind == kind) most = lev_max_i64(most, p->units[u].elements);
-  return most;
-}
-
 double lev_param_init(const lev_model *model, const lev_tensor *tensor, uint64_t seed, int64_t i) {
   if (tensor->kind == LEV_PARAM_NORM) return 1.0;
   lev_rng_key key = {seed, 0x1417u, tensor->id};

@@ -177,8 +177,6 @@ int lev_unit_dense(const lev_params *params, int layer);
 int lev_unit_experts(const lev_params *params, int layer); /* of a layer with experts */
 int lev_unit_final_norm(const lev_params *params);
 int lev_unit_head(const lev_params *params); /* the embedding unit when tied */
-/* Largest number of elements over the units of a kind. */
-int64_t lev_params_largest(const lev_params *params, lev_unit_kind kind);
 
 /* First value of element `i` (row-major in the whole tensor): 1 for norms, else truncated normal (3 sigma) with
  * init_std, keyed by (seed, tensor id, i), so it does not depend on the layout. */

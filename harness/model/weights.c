@@ -10,7 +10,6 @@ enum { SLOTS = 2 };
 typedef struct slot {
   void *data;
   int unit;           /* gathered here, -1 = none */
-  bool fresh;         /* `arrived` covers the current unit */
   lev_event *arrived; /* gather finished */
   lev_event *free;    /* last reader finished */
 } slot;

@@ -122,7 +122,6 @@ typedef struct lev_rank {
   int64_t *doc_begin;                  /* [N] position at which each token's document begins; NULL unless packed */
   double *sums;                        /* f64 scalars of a step, see lev_rank_sums */
   double *norm_scratch;
-  void *workspace; /* library workspace of the compute stream */
   /* pinned and host */
   int32_t *batch_pinned; /* [3, N] staging of tokens, labels, positions */
   double *sums_pinned;
@@ -208,7 +207,7 @@ LEV_MUST_CHECK lev_status lev_batch_count_valid(lev_rank *rank, lev_loader *load
 /* ---- step.c ---- */
 typedef struct lev_step_result {
   double loss;      /* mean NLL per valid token, over all ranks, nats */
-  double balance;   /* Switch balance loss, mean over layers with experts (1 = balanced); NaN when off */
+  double balance;   /* Switch balance loss, mean over layers with experts (1 = balanced) */
   double z_loss;    /* mean squared log-sum-exp of the router logits */
   double grad_norm; /* before clipping */
   int64_t valid;    /* valid tokens */

@@ -95,21 +95,13 @@ T_TEST(runtime_process_memory) {
 T_TEST(runtime_topology_of_this_machine) {
   lev_topo *topo;
   T_REQUIRE_OK(lev_topo_create(NULL, &topo));
-  T_EXPECT(lev_topo_cores(topo) >= 1 && lev_topo_numa_nodes(topo) >= 1);
-  char text[128];
-  lev_topo_describe(topo, text, sizeof text);
-  T_EXPECT_MSG(strstr(text, "core") && strstr(text, "NUMA node"), "\"%s\"", text);
+  T_EXPECT(lev_topo_numa_nodes(topo) >= 1);
   int bound = -1;
-  void *block = malloc(1 << 20);
-  T_EXPECT_OK(lev_topo_bind_memory(topo, block, 1 << 20, 0, &bound));
-  T_EXPECT(lev_topo_numa_nodes(topo) > 1 || bound == 0);
   T_EXPECT_STATUS(lev_topo_bind_thread(topo, lev_topo_numa_nodes(topo), &bound), LEV_ERR_ARG);
   if (lev_topo_numa_nodes(topo) == 1) {
     T_EXPECT_OK(lev_topo_bind_thread(topo, 0, &bound));
     T_EXPECT_EQ_I64(bound, 0);
-    T_EXPECT(strstr(text, "unbound") != NULL);
   }
-  free(block);
   lev_topo_destroy(topo);
   lev_topo_destroy(NULL);
 }
@@ -118,7 +110,6 @@ T_TEST(runtime_topology_synthetic) {
   lev_topo *topo;
   T_REQUIRE_OK(lev_topo_create("numa:2 core:4 pu:2", &topo));
   T_EXPECT_EQ_I64(lev_topo_numa_nodes(topo), 2);
-  T_EXPECT_EQ_I64(lev_topo_cores(topo), 8);
   static const int want[5] = {0, 0, 0, 1, 1};
   for (int r = 0; r < 5; ++r) T_EXPECT_EQ_I64(lev_topo_rank_node(topo, r, 5), want[r]);
   T_EXPECT_EQ_I64(lev_topo_rank_node(topo, 0, 1), 0);
@@ -127,9 +118,6 @@ T_TEST(runtime_topology_synthetic) {
   T_EXPECT_OK(lev_topo_bind_thread(topo, 1, &bound)); /* not this machine: nothing is bound */
   T_EXPECT_EQ_I64(bound, 0);
   T_EXPECT_STATUS(lev_topo_bind_thread(topo, 2, NULL), LEV_ERR_ARG);
-  char text[128];
-  lev_topo_describe(topo, text, sizeof text);
-  T_EXPECT_MSG(strncmp(text, "8 cores, 2 NUMA nodes", 21) == 0, "\"%s\"", text);
   lev_topo_destroy(topo);
   T_EXPECT_STATUS(lev_topo_create("numa:many", &topo), LEV_ERR_ARG);
   T_EXPECT(topo == NULL);
