@@ -69,7 +69,7 @@ def fold(rows):
         base, _, last = case.rpartition(".")
         if base in by_case and last in ("vs_torch", "tflops"):
             extra = by_case.pop(case)
-            if last == "vs_torch" and extra.get("our_time") == by_case[base]["time"]:  # not the ratio of an older record
+            if last == "vs_torch" and extra.get("our_time") == by_case[base]["time"]:  # of this record
                 by_case[base]["times_torch"] = extra["value"]
     return list(by_case.values())
 

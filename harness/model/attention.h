@@ -158,7 +158,8 @@ typedef struct attn_forward_args {
   int64_t q_stride, k_stride, v_stride;
   int64_t window;                /* keys that a query sees at most, itself included; 0 = all before it */
   const int64_t *doc_begin;      /* [N] nullable: position at which the document of each token begins; earlier keys are
-                                    not seen (packed sequences). Never falls along the sequence; at most the token's own */
+                                    not seen (packed sequences). Never falls along the sequence, nor passes the
+                                    token's own */
   const int64_t *doc_begin_host; /* [N] nullable: the same in host memory, without which cuDNN takes no packed
                                     sequence. Read, where D = 1, before the call returns */
   void *o;                       /* [N,A,d] T, out */

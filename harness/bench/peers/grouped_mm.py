@@ -3,8 +3,8 @@
 python3 harness/bench/peers/grouped_mm.py [--cublas] [--streams] [--results FILE]
 
 PyTorch has no gradients added to f32 (wgrad_add): they are compared with its bf16 ones, which move fewer bytes.
---cublas prints cublasGemmGroupedBatchedEx too, --streams a product per expert through cuBLAS over four streams, both with
-bf16 results and without records.
+--cublas prints cublasGemmGroupedBatchedEx too, --streams a product per expert through cuBLAS over four streams, both
+with bf16 results and without records.
 """
 
 import ctypes
@@ -48,7 +48,8 @@ class CuBlas:
             sys.exit(f"cuBLAS: status {status}")
 
     def plan(self, products):
-        """products: (trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc) of each group, column-major. Returns the call."""
+        """products: (trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc) of each group, column-major. Returns the
+        call."""
         count, column = len(products), list(zip(*products))
         ints = [(ctypes.c_int * count)(*map(int, column[i])) for i in (0, 1, 2, 3, 4, 6, 8, 10)]
         pointers = [torch.tensor(column[i], dtype=torch.int64, device="cuda") for i in (5, 7, 9)]

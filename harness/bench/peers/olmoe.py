@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMoE-1B-7B, all layers, loss and gradients of one sequence in bf16, no optimizer: `levee train` against the same model
-in PyTorch, one after the other on one GPU.
+"""OLMoE-1B-7B, all layers, loss and gradients of one sequence in bf16, no optimizer: `levee train` against the same
+model in PyTorch, one after the other on one GPU.
 
-    python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE] [--section.key=value ...]
+    python3 harness/bench/peers/olmoe.py [--context 32768] [--levee build/levee] [--results FILE]
+                                         [--section.key=value ...]
 
-What follows goes to `levee train` (caps, schedules, --profile; what it prints needs --verbose); such a run, one of another
---config and one of fewer than 4 steps, of which the first does not count, is printed, not recorded. From 262,144 tokens
-on a step takes a minute or more: one is enough there, and a first one counts if it is the only one. Appends
-train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to results/train.jsonl: ratios are ours over torch's, so speed above 1
-and peak below 1 are ours. Where PyTorch runs out of memory that is train.olmoe<K>k.torch_out_of_memory: the GiB that it
-held then. `--optimizer adamw` takes the whole step, ours alone: train.olmoe<K>k.adamw.mfu. It pins 12 bytes per parameter
-on the host, asked or not whether they are free: some machines show memory only once it is used. `--gpus N` splits the
-sequence over N ranks, each with a GPU of its own (ours alone; peaks and MFU are per GPU): train.olmoe<K>k.gpus<N>.mfu.
+What follows goes to `levee train` (caps, schedules, --profile; what it prints needs --verbose); such a run, one of
+another --config and one of fewer than 4 steps, of which the first does not count, is printed, not recorded. From
+262,144 tokens on a step takes a minute or more: one is enough there, and a first one counts if it is the only one.
+Appends train.olmoe<K>k.{mfu,speed_vs_torch,peak_vs_torch} to results/train.jsonl: ratios are ours over torch's, so
+speed above 1 and peak below 1 are ours. Where PyTorch runs out of memory that is train.olmoe<K>k.torch_out_of_memory:
+the GiB that it held then. `--optimizer adamw` takes the whole step, ours alone: train.olmoe<K>k.adamw.mfu. It pins 12
+bytes per parameter on the host, asked or not whether they are free: some machines show memory only once it is used.
+`--gpus N` splits the sequence over N ranks, each with a GPU of its own (ours alone; peaks and MFU are per GPU):
+train.olmoe<K>k.gpus<N>.mfu.
 
 PyTorch's side is the usual stack: transformers' OlmoeForCausalLM with grouped_mm experts and cuDNN attention, compiled
 decoder layers under gradient checkpointing, the loss in checkpointed chunks of 8,192 tokens, expandable segments. Its
@@ -118,8 +120,8 @@ def run_levee(words, folder):
     seconds = statistics.median(s["step_seconds"] for s in (steps[1:] or steps))
     print(f"levee: step {1e3 * seconds:.1f} ms, {words.context / seconds:.0f} tokens/s, MFU "
           f"{mfu(words.context, words.context / seconds / words.gpus):.3f}, planned = measured "
-          f"{memory['peak_bytes'] / 2**30:.2f} GiB, {used / 2**30:.2f} by the driver's count, {pinned / 2**30:.2f} pinned, loss {steps[-1]['loss']:.4f}; "
-          f"{wall:.0f} s with start and end", flush=True)
+          f"{memory['peak_bytes'] / 2**30:.2f} GiB, {used / 2**30:.2f} by the driver's count, "
+          f"{pinned / 2**30:.2f} pinned, loss {steps[-1]['loss']:.4f}; {wall:.0f} s with start and end", flush=True)
     return seconds, memory["peak_bytes"], used, pinned
 
 
@@ -223,8 +225,8 @@ def main():
     words.steps, words.torch_steps = words.steps or (1 if long else 8), words.torch_steps or (1 if long else 5)
     words.recorded = not words.rest and words.config == str(CONFIG) and (long or words.steps >= LEAST_STEPS)
     if words.gpus < 1 or words.steps < (1 if long else 2) or words.torch_steps < (1 if long else LEAST_STEPS - 1):
-        parser.error(f"--gpus from 1, --steps from 2 (the first is left out), --torch-steps from {LEAST_STEPS - 1}; from "
-                     f"{LONG} tokens on 1 is enough of both")
+        parser.error(f"--gpus from 1, --steps from 2 (the first is left out), --torch-steps from {LEAST_STEPS - 1}; "
+                     f"from {LONG} tokens on 1 is enough of both")
     if words.context % 1024 != 0:
         parser.error(f"--context {words.context}: records are named by multiples of 1024 tokens")
     with tempfile.TemporaryDirectory() as folder:

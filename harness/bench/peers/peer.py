@@ -60,8 +60,8 @@ def newest(case, device=None):
     best = max(enumerate(found), key=lambda r: (r[1]["time"], r[0]))[1]
     made = datetime.datetime.strptime(best["time"], "%Y-%m-%dT%H:%M:%S%z")
     if datetime.datetime.now(datetime.timezone.utc) - made > datetime.timedelta(hours=1):
-        sys.exit(f"the record of {case} in {path} is of {best['time']}: run levee bench {case} --results {path} again, just "
-                 "before its peer")
+        sys.exit(f"the record of {case} in {path} is of {best['time']}: run levee bench {case} --results {path} again, "
+                 "just before its peer")
     return best
 
 
@@ -92,7 +92,8 @@ def time_ms(work, seconds=60.0, repetitions=20, least=3):
         return math.ceil(50 / max(one, 1e-3))
 
     last, runs, total, one = 0, 0, 0, math.inf
-    while last < 5000 and (runs < 2 or (total < 1000 and runs < 10000)):  # beside longer work, loading kernels is nothing
+    # beside longer work, loading kernels is nothing
+    while last < 5000 and (runs < 2 or (total < 1000 and runs < 10000)):
         last, runs = of(1), runs + 1
         total, one = total + last, min(one, last)
     calls = calls_of(one)
@@ -106,8 +107,8 @@ def time_ms(work, seconds=60.0, repetitions=20, least=3):
 
 
 def command():
-    """The command line as it is repeated from the top of the sources; where the results went and where `levee` lies does
-    not matter."""
+    """The command line as it is repeated from the top of the sources; where the results went and where `levee` lies
+    does not matter."""
     words, paths = ["python3", "harness/bench/peers/" + pathlib.Path(sys.argv[0]).name], ("--results", "--levee")
     skip = False
     for word in sys.argv[1:]:
@@ -138,5 +139,6 @@ def report(ours, torch_ms, **more):
     print(f"{ours['case']:<34} ours {ours['ms']:10.4g} ms   torch {torch_ms:10.4g} ms   ratio {ratio:.3f}", flush=True)
     append(
         {"case": ours["case"] + ".vs_torch", "value": ratio, "unit": "ratio", "ms": ours["ms"], "torch_ms": torch_ms,
-         "torch_repetitions": torch_ms.repetitions, "torch_calls": torch_ms.calls, "our_time": ours["time"], **more}, ours)
+         "torch_repetitions": torch_ms.repetitions, "torch_calls": torch_ms.calls, "our_time": ours["time"], **more},
+        ours)
     return ratio
