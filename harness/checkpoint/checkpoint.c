@@ -23,8 +23,8 @@ typedef struct file_record {
   char hash[40];
 } file_record;
 
-static void rank_file(char *out, const char *dir, int rank) {
-  snprintf(out, PATH_MAX_BYTES, "%.900s/shard-%05d.safetensors", dir, rank + 1);
+void lev_checkpoint_shard(const void *dir, int shard, char *out, size_t size) {
+  snprintf(out, size, "%.900s/shard-%05d.safetensors", (const char *)dir, shard + 1);
 }
 
 /* ---- saving ---- */
@@ -48,7 +48,7 @@ static lev_status write_shard(const lev_checkpoint *c, const char *dir, const le
                               file_record *record) {
   char path[PATH_MAX_BYTES];
   lev_file file;
-  rank_file(path, dir, lev_comm_rank(c->world));
+  lev_checkpoint_shard(dir, lev_comm_rank(c->world), path, sizeof path);
   LEV_TRY(lev_file_create(&file, path, c->fault));
   lev_status st = write_pieces(&file, pieces, n);
   if (st == LEV_OK) {
@@ -65,7 +65,7 @@ static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64
   json_t *files = json_array();
   int ranks = lev_comm_size(c->world);
   for (int r = 0; r < ranks; ++r) {
-    rank_file(path, ".", r);
+    lev_checkpoint_shard(".", r, path, sizeof path);
     json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "file", path + 2, "bytes", (json_int_t)records[r].bytes,
                                            "xxh3_128", records[r].hash));
   }
@@ -150,8 +150,8 @@ static lev_status commit(const lev_checkpoint *c, const char *temporary, int64_t
   step_dir(final, c->folder, step, "");
   LEV_TRY(write_manifest(c, temporary, step, records));
   LEV_TRY(lev_sync_dir(temporary, c->fault));
-  LEV_TRY(lev_remove_dir(final, c->fault)); /* the same step saved again, e.g. after a resume from an older one */
-  LEV_TRY(lev_rename(temporary, final, c->fault));
+  LEV_TRY(
+      lev_replace_dir(temporary, final, c->fault)); /* the same step may be there, after a resume from an older one */
   return lev_sync_dir(c->folder, c->fault);
 }
 
@@ -210,6 +210,7 @@ typedef struct manifest {
   json_t *files;
 } manifest;
 
+/* step 0: any; without c->digest: of any run. */
 static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_t step, manifest *out) {
   char path[PATH_MAX_BYTES], *text;
   json_error_t error;
@@ -225,13 +226,14 @@ static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_
     return lev_fail(LEV_ERR_CONFIG, "%s is of an older release; start over with --checkpoint.resume=false", dir);
   if (json_unpack(out->root, "{s:i, s:s, s:s, s:o}", "ranks", &ranks, "layout", &out->layout, "digest", &digest,
                   "files", &out->files) != 0 ||
-      version != FORMAT_VERSION || found != step || ranks < 1 || json_array_size(out->files) != (size_t)ranks)
-    return lev_fail(LEV_ERR_FORMAT, "%s is not a manifest of step %lld", path, (long long)step);
-  if (strcmp(digest, c->digest) != 0)
+      version != FORMAT_VERSION || (step > 0 && found != step) || ranks < 1 ||
+      json_array_size(out->files) != (size_t)ranks)
+    return lev_fail(LEV_ERR_FORMAT, "%s is not a manifest of this step", path);
+  if (c->digest && strcmp(digest, c->digest) != 0)
     return lev_fail(LEV_ERR_CONFIG,
-                    "%s belongs to another model, data or optimizer; start over with --checkpoint.resume=false or "
-                    "choose another run.folder",
-                    dir);
+                    "%s belongs to a run of another model, optimizer, seed, context, batch or kind of data; to start "
+                    "another run from its weights: --checkpoint.initial_load_path=%s and another run.folder",
+                    dir, dir);
   return LEV_OK;
 }
 
@@ -241,31 +243,13 @@ static lev_status verify_shard(const lev_checkpoint *c, const char *dir, const m
   const char *hash;
   char path[PATH_MAX_BYTES], found_hash[40];
   uint64_t found;
-  rank_file(path, dir, shard);
+  lev_checkpoint_shard(dir, shard, path, sizeof path);
   if (json_unpack(json_array_get(m->files, (size_t)shard), "{s:I, s:s}", "bytes", &bytes, "xxh3_128", &hash) != 0)
     return lev_fail(LEV_ERR_FORMAT, "manifest of %s lacks this file", path);
   LEV_TRY(lev_hash_file(path, c->fault, &found, found_hash));
   if (found != (uint64_t)bytes || strcmp(found_hash, hash) != 0)
     return lev_fail(LEV_ERR_FORMAT, "%s: size or hash differs from the manifest", path);
   return LEV_OK;
-}
-
-static lev_status read_shards(const lev_checkpoint *c, const char *dir, int first, int end,
-                              const lev_state_piece *pieces, int n) {
-  char path[PATH_MAX_BYTES];
-  int64_t *filled = lev_calloc(LEV_HEAP_REPORT, (size_t)n + 1, sizeof *filled);
-  lev_status st = filled ? LEV_OK : LEV_ERR_NOMEM;
-  for (int i = first; i < end && st == LEV_OK; ++i) {
-    lev_safetensors file;
-    rank_file(path, dir, i);
-    st = lev_safetensors_open(path, c->fault, &file);
-    if (st != LEV_OK) break;
-    st = lev_pieces_fill(&file, path, 0, pieces, n, filled, NULL);
-    lev_safetensors_close(&file);
-  }
-  if (st == LEV_OK) st = lev_pieces_complete(dir, pieces, n, filled);
-  lev_free(filled);
-  return st;
 }
 
 /* Out of the list, so that it neither counts as one of those kept nor is tried again. Nothing is deleted: it may only
@@ -279,24 +263,43 @@ static void set_damaged_aside(const lev_checkpoint *c, int64_t step) {
   if (st != LEV_OK) lev_log(LEV_LOG_WARN, LEV_SYS_IO, "damaged checkpoint keeps its name: %s", lev_detail());
 }
 
+/* Reads the manifest and checks that all files are whole, before any rank overwrites its state. Collective. */
+static lev_status open_step(const lev_checkpoint *c, const char *dir, int64_t step, manifest *m) {
+  int rank = lev_comm_rank(c->world), ranks = lev_comm_size(c->world);
+  lev_status st = read_manifest(c, dir, step, m);
+  for (int i = rank; st == LEV_OK && i < (int)json_array_size(m->files); i += ranks) st = verify_shard(c, dir, m, i);
+  return lev_comm_agree(c->world, st);
+}
+
 static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_state_piece *pieces, int n) {
   char dir[PATH_MAX_BYTES];
   manifest m = {0};
-  int rank = lev_comm_rank(c->world), ranks = lev_comm_size(c->world), files = 0;
-  bool same = false;
+  int rank = lev_comm_rank(c->world);
   step_dir(dir, c->folder, step, "");
-  lev_status st = read_manifest(c, dir, step, &m);
-  if (st == LEV_OK) files = (int)json_array_size(m.files), same = files == ranks && strcmp(m.layout, c->layout) == 0;
-  for (int i = rank; i < files && st == LEV_OK; i += ranks) st = verify_shard(c, dir, &m, i);
-  if (st == LEV_OK && !same && rank == 0)
-    lev_log(LEV_LOG_WARN, LEV_SYS_IO,
-            "checkpoint of step %lld was written by %s, this run has %s: sums differ in their last bits from here on",
-            (long long)step, m.layout, c->layout);
+  lev_piece_files from = {.where = dir, .path = lev_checkpoint_shard, .ctx = dir, .fault = c->fault};
+  lev_status st = open_step(c, dir, step, &m);
+  if (st == LEV_OK && strcmp(m.layout, c->layout) == 0) {
+    from.begin = rank, from.end = rank + 1;
+  } else if (st == LEV_OK) {
+    from.end = (int)json_array_size(m.files);
+    if (rank == 0)
+      lev_log(LEV_LOG_WARN, LEV_SYS_IO,
+              "checkpoint of step %lld was written by %s, this run has %s: sums differ in their last bits from here on",
+              (long long)step, m.layout, c->layout);
+  }
   json_decref(m.root);
-  /* all files must be whole before any rank overwrites its state */
-  st = lev_comm_agree(c->world, st);
-  if (st != LEV_OK) return st;
-  return lev_comm_agree(c->world, read_shards(c, dir, same ? rank : 0, same ? rank + 1 : files, pieces, n));
+  return st == LEV_OK ? lev_comm_agree(c->world, lev_pieces_read(&from, pieces, n)) : st;
+}
+
+lev_status lev_checkpoint_weights(const char *dir, lev_comm *world, lev_fault *fault, const lev_state_piece *pieces,
+                                  int n) {
+  lev_checkpoint any = {.world = world, .fault = fault};
+  manifest m = {0};
+  lev_piece_files from = {.where = dir, .path = lev_checkpoint_shard, .ctx = dir, .fault = fault};
+  lev_status st = open_step(&any, dir, 0, &m);
+  if (st == LEV_OK) from.end = (int)json_array_size(m.files);
+  json_decref(m.root);
+  return st == LEV_OK ? lev_pieces_read_whole(&from, LEV_STATE_MASTER, world, pieces, n) : st;
 }
 
 lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces, int n) {
@@ -331,5 +334,28 @@ lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev
   for (int i = 0; i < n_passed && st == LEV_OK; ++i) set_damaged_aside(c, steps[i]); /* there is a whole one */
   lev_free(steps);
   lev_free(all);
+  return st;
+}
+
+lev_status lev_checkpoint_find(const char *folder, char *dir, size_t size, int *files) {
+  char path[PATH_MAX_BYTES];
+  lev_checkpoint any = {0};
+  manifest m = {0};
+  snprintf(path, sizeof path, "%.900s/manifest.json", folder);
+  if (access(path, F_OK) == 0) {
+    snprintf(path, sizeof path, "%.1000s", folder);
+  } else {
+    int64_t *steps;
+    int n;
+    LEV_TRY(list_steps(folder, &steps, &n));
+    if (n > 0) step_dir(path, folder, steps[0], "");
+    lev_free(steps);
+    if (n == 0) return lev_fail(LEV_ERR_CONFIG, "%s is no checkpoint (step-N) and has none", folder);
+  }
+  snprintf(dir, size, "%s", path);
+  lev_status st = read_manifest(&any, dir, 0, &m);
+  *files = st == LEV_OK ? (int)json_array_size(m.files) : 0;
+  for (int i = 0; i < *files && st == LEV_OK; ++i) st = verify_shard(&any, dir, &m, i);
+  json_decref(m.root);
   return st;
 }

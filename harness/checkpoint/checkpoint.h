@@ -38,6 +38,17 @@ LEV_MUST_CHECK lev_status lev_checkpoint_save(const lev_checkpoint *c, int64_t s
  * data), LEV_ERR_FORMAT (there are some, but none is whole), LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_checkpoint_load(const lev_checkpoint *c, int64_t *step, const lev_state_piece *pieces,
                                               int n);
+/* Fills pieces, all of them masters, from `dir`, the step-N of any run whose model has the same tensors, on any layout.
+ * Collective. Errors, the same on every rank: LEV_ERR_FORMAT (damaged, or tensors that differ: the detail names one),
+ * LEV_ERR_IO, LEV_ERR_CONFIG (of an older release). */
+LEV_MUST_CHECK lev_status lev_checkpoint_weights(const char *dir, lev_comm *world, lev_fault *fault,
+                                                 const lev_state_piece *pieces, int n);
+/* The step-N folder of the newest checkpoint below `folder` or, where `folder` is such a one, itself, with its files
+ * checked against the manifest; *files of them. Errors: LEV_ERR_IO, LEV_ERR_FORMAT, LEV_ERR_CONFIG (none there, or of
+ * an older release). */
+LEV_MUST_CHECK lev_status lev_checkpoint_find(const char *folder, char *dir, size_t size, int *files);
+/* Path of file `shard` (from 0) of a step-N folder. */
+void lev_checkpoint_shard(const void *dir, int shard, char *out, size_t size);
 /* Starting over: renames a folder that holds checkpoints to FOLDER.1 (or .2, ...), so that they neither count as newer
  * than the new run's nor get lost. Collective. Errors: LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_checkpoint_set_aside(const lev_checkpoint *c);

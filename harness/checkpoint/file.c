@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* renameat2 */
 #include "harness/checkpoint/file.h"
 
 #include <dirent.h>
@@ -104,6 +105,14 @@ lev_status lev_make_dir(const char *path, lev_fault *fault) {
 lev_status lev_rename(const char *from, const char *to, lev_fault *fault) {
   if (injected(fault, "rename", from)) return LEV_ERR_IO;
   return rename(from, to) == 0 ? LEV_OK : failed("rename", from, errno);
+}
+
+lev_status lev_replace_dir(const char *from, const char *to, lev_fault *fault) {
+  if (access(to, F_OK) != 0) return lev_rename(from, to, fault);
+  if (injected(fault, "rename", from)) return LEV_ERR_IO;
+  if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return lev_remove_dir(from, fault);
+  LEV_TRY(lev_remove_dir(to, fault));
+  return lev_rename(from, to, fault);
 }
 
 lev_status lev_sync_dir(const char *path, lev_fault *fault) {

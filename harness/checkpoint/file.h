@@ -29,6 +29,8 @@ void lev_file_discard(lev_file *file);
 
 LEV_MUST_CHECK lev_status lev_make_dir(const char *path, lev_fault *fault); /* with parents; existing is fine */
 LEV_MUST_CHECK lev_status lev_rename(const char *from, const char *to, lev_fault *fault);
+/* Renames a directory; one that is there is exchanged for it at once, where the file system can, and removed. */
+LEV_MUST_CHECK lev_status lev_replace_dir(const char *from, const char *to, lev_fault *fault);
 LEV_MUST_CHECK lev_status lev_sync_dir(const char *path, lev_fault *fault);
 /* Removes a directory and the plain files in it. */
 LEV_MUST_CHECK lev_status lev_remove_dir(const char *path, lev_fault *fault);

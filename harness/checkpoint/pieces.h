@@ -4,6 +4,7 @@
 #ifndef LEV_CHECKPOINT_PIECES_H
 #define LEV_CHECKPOINT_PIECES_H
 
+#include "common/comm.h"
 #include "common/dtype.h"
 #include "harness/checkpoint/safetensors.h"
 
@@ -14,6 +15,7 @@ typedef struct lev_state_piece {
   int64_t rows, cols;
   int64_t first_row, full_rows; /* of this block in the whole tensor; rows of that */
   bool vector;                  /* shape is [rows] */
+  bool optional;                /* keeps its values where no file has the tensor */
   void *data;                   /* [rows, cols], readable and writable by the host */
 } lev_state_piece;
 
@@ -21,15 +23,23 @@ typedef struct lev_state_piece {
 
 size_t lev_piece_bytes(const lev_state_piece *piece);
 
-/* Copies the rows of `pieces` that `file` (opened from `path`) holds, converted where the dtype differs, and adds their
- * number to filled[i]. `skip`: bytes that the names of pieces have in front of those in the file. used (nullable,
- * [file->n_tensors]): 1 where a tensor gave rows. Errors: LEV_ERR_FORMAT naming a tensor of another shape, of more rows
- * than full_rows, or one whose rows were already given. */
-LEV_MUST_CHECK lev_status lev_pieces_fill(const lev_safetensors *file, const char *path, size_t skip,
-                                          const lev_state_piece *pieces, int n, int64_t *filled, unsigned char *used);
-/* LEV_OK where every piece has all its rows, else LEV_ERR_FORMAT naming the first that has not; `where` is what was
- * read. */
-LEV_MUST_CHECK lev_status lev_pieces_complete(const char *where, const lev_state_piece *pieces, int n,
-                                              const int64_t *filled);
+/* Files to read pieces from, one after another. */
+typedef struct lev_piece_files {
+  const char *where; /* what they are together, for errors */
+  void (*path)(const void *ctx, int file, char *out, size_t size);
+  const void *ctx;
+  int begin, end;   /* files begin .. end - 1 */
+  size_t skip;      /* bytes that names of pieces have in front of those in the files */
+  lev_fault *fault; /* nullable */
+} lev_piece_files;
+
+/* Fills every piece with its rows, wherever they lie in the files, converted where the dtype differs. What the files
+ * hold besides is left. Errors: LEV_ERR_FORMAT naming a tensor of another shape, one whose rows are missing or in two
+ * files; LEV_ERR_IO, LEV_ERR_NOMEM. Pieces may then be half filled. */
+LEV_MUST_CHECK lev_status lev_pieces_read(const lev_piece_files *files, const lev_state_piece *pieces, int n);
+/* The same on all ranks with the same files, of which no tensor may be left over whose name begins with `prefix`.
+ * Collective. Errors, the same on every rank: also LEV_ERR_FORMAT naming a tensor that no rank took. */
+LEV_MUST_CHECK lev_status lev_pieces_read_whole(const lev_piece_files *files, const char *prefix, lev_comm *world,
+                                                const lev_state_piece *pieces, int n);
 
 #endif

@@ -30,6 +30,8 @@ static const struct {
     {"trace", lev_verb_trace, "RUN", "timeline of bytes by tag: a table, and RUN/trace.html"},
     {"tokenize", lev_verb_tokenize, "TEXT --output PREFIX [--train-bpe V | --tokenizer FILE] ...",
      "text to token files"},
+    {"export", lev_verb_export, "CHECKPOINT FOLDER [--dtype bf16|f32|f64]",
+     "weights of a checkpoint as safetensors with Hugging Face's names"},
 };
 
 int lev_verb_failed(const char *verb, lev_status status) {

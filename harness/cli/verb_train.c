@@ -160,6 +160,8 @@ static lev_status on_started(void *ctx, int64_t first_step) {
            (long long)(first_step - 1), (long long)t->config.train.steps);
   else if (first_step > 1)
     printf("resumed: step %lld is next\n", (long long)first_step);
+  else if (t->config.checkpoint.initial_load_path[0] != '\0')
+    printf("weights from %s\n", t->config.checkpoint.initial_load_path);
   return lev_metrics_open(&t->metrics, metrics_path(t, path), first_step > 1);
 }
 

@@ -11,6 +11,7 @@ int lev_verb_plan(int argc, char **argv);
 int lev_verb_trace(int argc, char **argv);
 int lev_verb_bench(int argc, char **argv);
 int lev_verb_tokenize(int argc, char **argv);
+int lev_verb_export(int argc, char **argv);
 
 /* Prints "levee VERB: status: detail" on stderr and returns the exit code of the status. */
 int lev_verb_failed(const char *verb, lev_status status);

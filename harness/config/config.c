@@ -353,6 +353,10 @@ lev_status lev_config_validate(const lev_config *c) {
     return lev_fail(LEV_ERR_CONFIG, "model.dtype = f64 keeps f64 gradients; set train.grad_dtype = auto");
   if (c->model.dtype == LEV_F32 && c->train.grad_dtype == LEV_GRAD_BF16)
     return lev_fail(LEV_ERR_CONFIG, "train.grad_dtype = bf16 needs model.dtype = bf16");
+  if (c->checkpoint.initial_load_path[0] != '\0' && c->optimizer.name == LEV_OPTIMIZER_NONE)
+    return lev_fail(
+        LEV_ERR_CONFIG,
+        "checkpoint.initial_load_path loads into the optimizer's masters, which optimizer.name = none lacks");
   if (c->lr_scheduler.warmup_steps > c->train.steps)
     return lev_fail(LEV_ERR_CONFIG, "lr_scheduler.warmup_steps = %lld exceeds train.steps = %lld",
                     (long long)c->lr_scheduler.warmup_steps, (long long)c->train.steps);

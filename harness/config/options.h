@@ -163,7 +163,10 @@
   O(checkpoint, folder, TEXT, "checkpoints", 0, 0, "inside run.folder")                                                \
   O(checkpoint, interval, INT, 0, 0, 1000000000, "steps between saves; 0 = at the end only")                           \
   O(checkpoint, keep_latest_k, INT, 2, 2, 1000000, "newest checkpoints kept")                                          \
-  O(checkpoint, resume, BOOL, 1, 0, 0, "go on from the newest whole checkpoint; false = start over")
+  O(checkpoint, resume, BOOL, 1, 0, 0, "go on from the newest whole checkpoint; false = start over")                   \
+  O(checkpoint, initial_load_path, TEXT, "", 0, 0,                                                                     \
+    "weights of a run that has no checkpoint yet: a folder or file of safetensors with Hugging Face's names, or the "  \
+    "step-N folder of another run, of any layout, context and optimizer")
 
 #define LEV_OPTIONS_run(O)                                                                                             \
   O(run, folder, TEXT, "", 0, 0, "receives metrics.jsonl, memory.json, traces; empty = runs/<name of the file>")       \

@@ -11,6 +11,7 @@
 #include "common/dims.h"
 #include "common/log.h"
 #include "common/topo.h"
+#include "harness/checkpoint/initial.h"
 #include "harness/train/state.h"
 
 #define DETAIL_BYTES 1024
@@ -140,7 +141,7 @@ static bool checkpoints(const lev_config *c) {
   return c->checkpoint.enable && c->optimizer.name != LEV_OPTIMIZER_NONE;
 }
 
-/* First values, or the newest checkpoint. */
+/* First values: those of the newest checkpoint, of checkpoint.initial_load_path, or random. */
 static lev_status restore(rank_run *rr, int64_t *step) {
   run *r = rr->shared;
   const lev_config *c = r->config;
@@ -156,12 +157,15 @@ static lev_status restore(rank_run *rr, int64_t *step) {
                                     .layout = rr->layout,
                                     .keep = c->checkpoint.keep_latest_k};
   LEV_TRY(lev_rank_init_weights(rr->rank));
-  if (!checkpoints(c)) return LEV_OK;
-  if (!c->checkpoint.resume) return lev_checkpoint_set_aside(&rr->checkpoint);
+  bool resume = checkpoints(c) && c->checkpoint.resume, initial = c->checkpoint.initial_load_path[0] != '\0';
+  if (checkpoints(c) && !resume) LEV_TRY(lev_checkpoint_set_aside(&rr->checkpoint));
+  if (!resume && !initial) return LEV_OK;
   LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
-  lev_status st = lev_checkpoint_load(&rr->checkpoint, step, pieces, n);
+  lev_status st = resume ? lev_checkpoint_load(&rr->checkpoint, step, pieces, n) : LEV_OK;
+  initial &= *step == 0;
+  if (st == LEV_OK && initial) st = lev_initial_weights(c->checkpoint.initial_load_path, rr->world, NULL, pieces, n);
   lev_free(pieces);
-  if (st == LEV_OK && *step > 0) st = lev_state_publish(rr->rank);
+  if (st == LEV_OK && (*step > 0 || initial)) st = lev_state_publish(rr->rank);
   return st;
 }
 

@@ -34,7 +34,7 @@ static lev_status add_route_bias(lev_rank *rank, lev_state_piece *list, int *n) 
   for (int l = (int)m->dense_layers; l < (int)m->layers && rank->params->layout.rank == 0; ++l) {
     lev_state_piece *s = &list[(*n)++];
     snprintf(s->name, sizeof s->name, LEV_STATE_MASTER "model.layers.%d.mlp.gate.e_score_correction_bias", l);
-    s->dtype = a, s->rows = s->full_rows = m->experts, s->cols = 1, s->vector = true;
+    s->dtype = a, s->rows = s->full_rows = m->experts, s->cols = 1, s->vector = s->optional = true;
     s->data = at(rank->route_bias_pinned, lev_moe_index(m, l) * m->experts, a);
   }
   return LEV_OK;

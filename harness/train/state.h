@@ -11,7 +11,8 @@
 LEV_MUST_CHECK lev_status lev_state_pieces(lev_rank *rank, lev_state_piece **out, int *n);
 /* Weights from the masters, after a checkpoint was read into the blocks. */
 LEV_MUST_CHECK lev_status lev_state_publish(lev_rank *rank);
-/* Digest (33 bytes) of all settings that must agree for a resume to continue the same run: all but the rank layout. */
+/* Digest (33 bytes) of what must agree for a resume to continue the same run: model, kind of optimizer, seed, context,
+ * batch and packing. Neither the rank layout nor what a run may change on its way: rates, other coefficients, data. */
 void lev_state_digest(const lev_rank *rank, char *hex);
 /* The rank layout in words, of at most `size` bytes. */
 void lev_state_layout(const lev_rank *rank, char *text, size_t size);

@@ -330,6 +330,19 @@ damaged() {
 }
 check "no whole checkpoint: one warning for each" damaged
 check "another model in the same folder is refused" expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64
+weights_out_and_in() {
+  expect_exit 0 "$levee" export "$work/a/checkpoints" "$work/exported" && grep -q "tensors.*bf16" "$work/out" &&
+    expect_exit 1 "$levee" export "$work/a/checkpoints" "$work/exported" && grep -q "exists" "$work/err" &&
+    expect_exit 2 "$levee" export "$work" "$work/exported2" && grep -q "no checkpoint" "$work/err" &&
+    expect_exit 0 "$levee" train "$work/tiny.toml" --run.folder="$work/w" --train.steps=1 --lr_scheduler.warmup_steps=0 \
+      --train.context=24 --parallel.ranks=1 --checkpoint.initial_load_path="$work/exported" &&
+    grep -q "weights from $work/exported" "$work/out" &&
+    expect_exit 9 "$levee" train "$work/tiny.toml" --run.folder="$work/w2" --model.num_hidden_layers=1 \
+      --checkpoint.initial_load_path="$work/exported" && grep -q "has no place in this model" "$work/err" &&
+    expect_exit 2 "$levee" train "$work/tiny.toml" --run.folder="$work/w3" --optimizer.name=none \
+      --checkpoint.initial_load_path="$work/exported"
+}
+check "weights out, and into a run of another context and layout" weights_out_and_in
 check "start over" "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2
 check "settings print and read back" sh -c "'$levee' plan '$work/tiny.toml' --print-config > '$work/full.toml' && '$levee' plan '$work/full.toml' --print-config | cmp - '$work/full.toml'"
 
