@@ -6,6 +6,7 @@
 
 #include "harness/bench/bench.h"
 #include "harness/cli/verbs.h"
+#include "harness/cli/words.h"
 
 static const char help[] =
     "levee bench [AREA|CASE ...] [--backend cpu|cuda] [--json] [--results FILE.jsonl] [--seconds S] [--list]\n"
@@ -26,55 +27,25 @@ typedef struct bench_line {
   char command[600];
 } bench_line;
 
-static lev_status value_of(int argc, char **argv, int *i, const char *name, const char **out) {
-  size_t n = strlen(name);
-  if (argv[*i][n] == '=') {
-    *out = argv[*i] + n + 1;
-    return LEV_OK;
-  }
-  if (++*i >= argc) return lev_fail(LEV_ERR_ARG, "%s needs a value", name);
-  *out = argv[*i];
-  return LEV_OK;
-}
-
-/* Whether argv[i] is `--name`, `--name=...`. */
-static bool is(const char *word, const char *name) {
-  size_t n = strlen(name);
-  return strncmp(word, name, n) == 0 && (word[n] == 0 || word[n] == '=');
-}
-
-static lev_status parse_option(int argc, char **argv, int *i, bench_options *o) {
-  const char *word = argv[*i], *text;
-  if (strcmp(word, "--json") == 0) {
-    o->json = true;
-  } else if (strcmp(word, "--list") == 0) {
-    o->list = true;
-  } else if (is(word, "--results")) {
-    return value_of(argc, argv, i, "--results", &o->results);
-  } else if (is(word, "--backend")) {
-    LEV_TRY(value_of(argc, argv, i, "--backend", &text));
-    if (strcmp(text, "cpu") != 0 && strcmp(text, "cuda") != 0)
-      return lev_fail(LEV_ERR_ARG, "--backend is cpu or cuda, not \"%.40s\"", text);
-    o->backend = strcmp(text, "cuda") == 0 ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
-  } else if (is(word, "--seconds")) {
-    char *end;
-    LEV_TRY(value_of(argc, argv, i, "--seconds", &text));
-    o->seconds = strtod(text, &end);
-    if (end == text || *end || !(o->seconds > 0)) return lev_fail(LEV_ERR_ARG, "--seconds %.40s: not a time", text);
-  } else {
-    return lev_fail(LEV_ERR_ARG, "unknown option %.60s; see levee bench --help", word);
-  }
-  return LEV_OK;
+/* Whether `word` names where records go. */
+static bool is_results(const char *word) {
+  return strcmp(word, "--results") == 0 || strncmp(word, "--results=", 10) == 0;
 }
 
 static lev_status parse(int argc, char **argv, bench_line *line) {
   bench_options *o = &line->options;
+  const char *backend = NULL, *seconds = NULL;
+  const lev_cli_option options[] = {{"--json", .flag = &o->json},
+                                    {"--list", .flag = &o->list},
+                                    {"--results", .value = &o->results},
+                                    {"--backend", .value = &backend},
+                                    {"--seconds", .value = &seconds}};
   o->backend = lev_device_count(LEV_BACKEND_CUDA) > 0 ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
   o->areas = bench_areas, o->n_areas = bench_n_areas, o->out = stdout, o->select = line->select;
   snprintf(line->command, sizeof line->command, "levee bench");
   for (int i = 0; i < argc; ++i) {
     size_t at = strlen(line->command);
-    if (is(argv[i], "--results")) { /* where the record goes does not belong to what it says */
+    if (is_results(argv[i])) { /* where the record goes does not belong to what it says */
       i += argv[i][strlen("--results")] == 0;
       continue;
     }
@@ -82,13 +53,22 @@ static lev_status parse(int argc, char **argv, bench_line *line) {
   }
   o->command = line->command;
   for (int i = 0; i < argc; ++i) {
-    if (argv[i][0] == '-') {
-      LEV_TRY(parse_option(argc, argv, &i, o));
-      continue;
-    }
+    bool known;
+    LEV_TRY(lev_cli_take(options, sizeof options / sizeof *options, argc, argv, &i, &known));
+    if (known) continue;
+    if (argv[i][0] == '-') return lev_fail(LEV_ERR_ARG, "unknown option %.60s; see levee bench --help", argv[i]);
     if (o->n_select == (int)(sizeof line->select / sizeof *line->select))
       return lev_fail(LEV_ERR_ARG, "more than %d names", o->n_select);
     line->select[o->n_select++] = argv[i];
+  }
+  if (backend && strcmp(backend, "cpu") != 0 && strcmp(backend, "cuda") != 0)
+    return lev_fail(LEV_ERR_ARG, "--backend is cpu or cuda, not \"%.40s\"", backend);
+  if (backend) o->backend = strcmp(backend, "cuda") == 0 ? LEV_BACKEND_CUDA : LEV_BACKEND_CPU;
+  if (seconds) {
+    char *end;
+    o->seconds = strtod(seconds, &end);
+    if (end == seconds || *end || !(o->seconds > 0))
+      return lev_fail(LEV_ERR_ARG, "--seconds %.40s: not a time", seconds);
   }
   return LEV_OK;
 }

@@ -6,6 +6,7 @@
 
 #include "harness/checkpoint/file.h"
 #include "harness/cli/verbs.h"
+#include "harness/cli/words.h"
 #include "harness/data/tokenize.h"
 
 static const char help[] =
@@ -17,15 +18,6 @@ static const char help[] =
     "  --append-eod       end-of-document token after each document\n"
     "  --jsonl            one {\"text\": ...} object per line (default for *.jsonl)\n";
 
-/* Value of an option in either form, --name=value or --name value; NULL if argv[*i] is another option. */
-static const char *value_of(const char *name, int argc, char **argv, int *i) {
-  size_t length = strlen(name);
-  if (strncmp(argv[*i], name, length) != 0) return NULL;
-  if (argv[*i][length] == '=') return argv[*i] + length + 1;
-  if (argv[*i][length] != '\0' || *i + 1 >= argc || !argv[*i + 1]) return NULL;
-  return argv[++*i];
-}
-
 static lev_status number(const char *name, const char *text, double low, double high, double *out) {
   char *end;
   *out = strtod(text, &end);
@@ -35,30 +27,26 @@ static lev_status number(const char *name, const char *text, double low, double 
 }
 
 static lev_status parse(int argc, char **argv, lev_tokenize_options *o) {
+  const char *train_bpe = NULL, *holdout = NULL;
+  const lev_cli_option options[] = {{"--append-eod", .flag = &o->append_eod}, {"--jsonl", .flag = &o->jsonl},
+                                    {"--output", .value = &o->output},        {"--tokenizer", .value = &o->tokenizer},
+                                    {"--train-bpe", .value = &train_bpe},     {"--holdout", .value = &holdout}};
   for (int i = 0; i < argc; ++i) {
-    const char *v;
-    double x;
-    if (strcmp(argv[i], "--append-eod") == 0) {
-      o->append_eod = true;
-    } else if (strcmp(argv[i], "--jsonl") == 0) {
-      o->jsonl = true;
-    } else if ((v = value_of("--output", argc, argv, &i))) {
-      o->output = v;
-    } else if ((v = value_of("--tokenizer", argc, argv, &i))) {
-      o->tokenizer = v;
-    } else if ((v = value_of("--train-bpe", argc, argv, &i))) {
-      LEV_TRY(number("--train-bpe", v, 257, 1 << 24, &x));
-      if (x != (double)(int64_t)x) return lev_fail(LEV_ERR_ARG, "--train-bpe \"%.60s\" must be a whole number", v);
-      o->train_bpe = (int64_t)x;
-    } else if ((v = value_of("--holdout", argc, argv, &i))) {
-      LEV_TRY(number("--holdout", v, 0, 0.99, &x));
-      o->holdout = x;
-    } else if (argv[i][0] == '-' || o->input) {
+    bool known;
+    LEV_TRY(lev_cli_take(options, sizeof options / sizeof *options, argc, argv, &i, &known));
+    if (known) continue;
+    if (argv[i][0] == '-' || o->input)
       return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee tokenize --help", argv[i]);
-    } else {
-      o->input = argv[i];
-    }
+    o->input = argv[i];
   }
+  if (train_bpe) {
+    double x;
+    LEV_TRY(number("--train-bpe", train_bpe, 257, 1 << 24, &x));
+    if (x != (double)(int64_t)x)
+      return lev_fail(LEV_ERR_ARG, "--train-bpe \"%.60s\" must be a whole number", train_bpe);
+    o->train_bpe = (int64_t)x;
+  }
+  if (holdout) LEV_TRY(number("--holdout", holdout, 0, 0.99, &o->holdout));
   if (!o->input || !o->output || o->output[0] == '\0')
     return lev_fail(LEV_ERR_ARG, "expected TEXT and --output PREFIX; see levee tokenize --help");
   if (o->tokenizer && o->train_bpe) return lev_fail(LEV_ERR_ARG, "--tokenizer and --train-bpe exclude each other");

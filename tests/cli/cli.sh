@@ -72,6 +72,7 @@ no_rates() {
 }
 check "ceilings that make no time" no_rates
 check "tokenize: no output prefix" expect_exit 1 "$levee" tokenize "$work/text.txt" --output ""
+check "tokenize: an option without its value" sh -c "'$levee' tokenize '$work/text.txt' --output 2>&1 | grep -q 'output needs a value'"
 check "tokenize: no whole number" expect_exit 1 "$levee" tokenize "$work/text.txt" --output "$work/n" --train-bpe 300.5
 # missing_input CODE TEXT OPTIONS...: what a run lacks is said at once, not after pages of its plan.
 missing_input() {
