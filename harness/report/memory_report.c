@@ -84,6 +84,11 @@ static json_t *growing_json(const lev_memory_report *report) {
   return list;
 }
 
+/* 0 where there is none, however that was said. */
+static json_int_t limit_bytes(size_t limit) {
+  return limit == SIZE_MAX ? 0 : (json_int_t)limit;
+}
+
 char *lev_memory_json(const lev_memory_report *report) {
   json_t *root = json_pack("{s:i}", "ranks", report->ranks), *list = json_array();
   bool measured = false;
@@ -104,8 +109,8 @@ char *lev_memory_json(const lev_memory_report *report) {
   if (report->device_limit || report->host_limit) {
     lev_memory_excess(report, &device, &host);
     json_object_set_new(root, "limits",
-                        json_pack("{s:I, s:I, s:I, s:I}", "device_bytes", (json_int_t)report->device_limit,
-                                  "host_bytes", (json_int_t)report->host_limit, "device_excess_bytes",
+                        json_pack("{s:I, s:I, s:I, s:I}", "device_bytes", limit_bytes(report->device_limit),
+                                  "host_bytes", limit_bytes(report->host_limit), "device_excess_bytes",
                                   (json_int_t)device, "host_excess_bytes", (json_int_t)host));
   }
   if (report->grows) json_object_set_new(root, "grows_with_tokens", growing_json(report));

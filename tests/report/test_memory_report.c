@@ -102,6 +102,11 @@ T_TEST(memory_limits) {
   T_EXPECT_EQ_I64(number(root, "limits/device_excess_bytes"), 1);
   T_EXPECT_EQ_I64(number(root, "limits/host_excess_bytes"), 48);
   json_decref(root);
+  report.device_limit = SIZE_MAX; /* "unlimited" */
+  root = parsed(&report);
+  T_EXPECT_EQ_I64(number(root, "limits/device_bytes"), 0);
+  T_EXPECT_EQ_I64(number(root, "limits/device_excess_bytes"), 0);
+  json_decref(root);
   lev_ledger_destroy(l);
 }
 
