@@ -59,6 +59,18 @@ static lev_status write_shard(const lev_checkpoint *c, const char *dir, const le
   return st;
 }
 
+/* Hash of all that a manifest says but this hash: what damage changed is no other run. */
+static lev_status manifest_hash(const json_t *root, char *hex) {
+  json_t *rest = json_copy((json_t *)root);
+  if (rest) (void)json_object_del(rest, "xxh3_128");
+  char *text = rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+  json_decref(rest);
+  if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the checkpoint manifest");
+  lev_hash_text(text, hex);
+  free(text);
+  return LEV_OK;
+}
+
 static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64_t step, const file_record *records) {
   char path[PATH_MAX_BYTES];
   lev_file file;
@@ -71,7 +83,10 @@ static lev_status write_manifest(const lev_checkpoint *c, const char *dir, int64
   }
   json_t *root = json_pack("{s:i, s:I, s:i, s:s, s:s, s:o}", "version", FORMAT_VERSION, "step", (json_int_t)step,
                            "ranks", ranks, "layout", c->layout, "digest", c->digest, "files", files);
-  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+  char hash[40] = "";
+  lev_status hashed = root ? manifest_hash(root, hash) : LEV_ERR_NOMEM;
+  if (hashed == LEV_OK) json_object_set_new(root, "xxh3_128", json_string(hash));
+  char *text = hashed == LEV_OK ? json_dumps(root, JSON_INDENT(1)) : NULL;
   json_decref(root);
   if (!text) return lev_fail(LEV_ERR_NOMEM, "no memory for the checkpoint manifest");
   snprintf(path, sizeof path, "%.900s/manifest.json", dir);
@@ -212,7 +227,7 @@ typedef struct manifest {
 
 /* step 0: any; without c->digest: of any run. */
 static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_t step, manifest *out) {
-  char path[PATH_MAX_BYTES], *text;
+  char path[PATH_MAX_BYTES], hash[40], *text;
   json_error_t error;
   json_int_t found = 0;
   const char *digest;
@@ -229,6 +244,9 @@ static lev_status read_manifest(const lev_checkpoint *c, const char *dir, int64_
       version != FORMAT_VERSION || (step > 0 && found != step) || ranks < 1 ||
       json_array_size(out->files) != (size_t)ranks)
     return lev_fail(LEV_ERR_FORMAT, "%s is not a manifest of this step", path);
+  LEV_TRY(manifest_hash(out->root, hash));
+  const char *told = json_string_value(json_object_get(out->root, "xxh3_128"));
+  if (!told || strcmp(told, hash) != 0) return lev_fail(LEV_ERR_FORMAT, "%s: its hash differs from what it says", path);
   if (c->digest && strcmp(digest, c->digest) != 0)
     return lev_fail(LEV_ERR_CONFIG,
                     "%s belongs to a run of another model, optimizer, seed, context, batch or kind of data; to start "

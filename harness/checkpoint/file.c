@@ -163,6 +163,10 @@ lev_status lev_read_text(const char *path, size_t limit, lev_fault *fault, char 
   return status;
 }
 
+void lev_hash_text(const char *text, char *hex) {
+  hex_of(XXH3_128bits(text, strlen(text)), hex);
+}
+
 lev_status lev_hash_file(const char *path, lev_fault *fault, uint64_t *bytes, char *hex) {
   if (injected(fault, "read", path)) return LEV_ERR_IO;
   int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -36,6 +36,8 @@ LEV_MUST_CHECK lev_status lev_sync_dir(const char *path, lev_fault *fault);
 LEV_MUST_CHECK lev_status lev_remove_dir(const char *path, lev_fault *fault);
 /* Whole small file as a string (lev_free); at most `limit` bytes. */
 LEV_MUST_CHECK lev_status lev_read_text(const char *path, size_t limit, lev_fault *fault, char **out);
+/* Hash of a string; hex as above. */
+void lev_hash_text(const char *text, char *hex);
 /* Size and hash of a file. */
 LEV_MUST_CHECK lev_status lev_hash_file(const char *path, lev_fault *fault, uint64_t *bytes, char *hex);
 

@@ -346,6 +346,16 @@ lev_status lev_config_arguments(lev_config *config, int *argc, char **argv) {
 
 #define FOLDER_MAX 800 /* bytes of the checkpoints' folder, so that the paths below it fit their buffers */
 
+/* Names between single slashes. */
+static bool is_plain_path(const char *path) {
+  for (const char *at = path;; ++at) {
+    size_t n = strcspn(at, "/");
+    if (n == 0 || (n == 1 && at[0] == '.') || (n == 2 && at[0] == '.' && at[1] == '.')) return false;
+    at += n;
+    if (*at == '\0') return true;
+  }
+}
+
 lev_status lev_config_validate(const lev_config *c) {
   if (c->train.grad_dtype == LEV_GRAD_F64 && c->model.dtype != LEV_F64)
     return lev_fail(LEV_ERR_CONFIG, "train.grad_dtype = f64 needs model.dtype = f64");
@@ -367,6 +377,12 @@ lev_status lev_config_validate(const lev_config *c) {
       c->memory.context_reserve >= c->memory.device_memory)
     return lev_fail(LEV_ERR_CONFIG, "memory.context_reserve = %zu leaves nothing of memory.device_memory = %zu",
                     c->memory.context_reserve, c->memory.device_memory);
+  if (!is_plain_path(c->checkpoint.folder))
+    return lev_fail(
+        LEV_ERR_CONFIG,
+        "checkpoint.folder = \"%s\" must be a folder inside run.folder, whose lock guards it: no leading or "
+        "trailing /, no . or .. in it",
+        c->checkpoint.folder);
   size_t folder = strlen(c->run.folder) + strlen(c->checkpoint.folder);
   if (folder > FOLDER_MAX)
     return lev_fail(LEV_ERR_CONFIG, "run.folder and checkpoint.folder have %zu bytes together, at most %d fit", folder,

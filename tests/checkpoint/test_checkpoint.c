@@ -162,6 +162,8 @@ T_TEST(checkpoint_damage_falls_back) {
       "truncate -s -1 %s/step-00000020/shard-00001.safetensors",
       "rm %s/step-00000020/shard-00002.safetensors",
       "rm %s/step-00000020/manifest.json",
+      "sed -i 's/\"digest\": \"d1/\"digest\": \"d7/' %s/step-00000020/manifest.json",
+      "sed -i 's/\"ranks\": 2/\"ranks\": 3/' %s/step-00000020/manifest.json",
       "echo '{' > %s/step-00000020/manifest.json",
       ": > %s/step-00000020/shard-00001.safetensors"};
   for (size_t i = 0; i < sizeof damage / sizeof *damage; ++i) {

@@ -260,4 +260,10 @@ T_TEST(config_validation_names_both_settings) {
   INVALID("parallel.experts", "4", "parallel.experts", "parallel.ranks");
   INVALID("run.folder", "", "run.folder", "empty");
   INVALID("checkpoint.folder", "", "checkpoint.folder", "empty");
+  INVALID("checkpoint.folder", "/tmp/x", "checkpoint.folder", "inside run.folder");
+  INVALID("checkpoint.folder", "x/", "checkpoint.folder", "inside run.folder");
+  INVALID("checkpoint.folder", ".", "checkpoint.folder", "inside run.folder");
+  INVALID("checkpoint.folder", "x/../../y", "checkpoint.folder", "inside run.folder");
+  T_EXPECT_OK(lev_config_set(&config, "optimizer.name", "none", "test"));
+  INVALID("checkpoint.initial_load_path", "x", "optimizer.name", "none");
 }
