@@ -152,7 +152,7 @@ lev_status lev_read_text(const char *path, size_t limit, lev_fault *fault, char 
   if (status == LEV_OK && !text) status = LEV_ERR_NOMEM;
   for (size_t at = 0; status == LEV_OK && at < (size_t)st.st_size;) {
     ssize_t n = read(fd, text + at, (size_t)st.st_size - at);
-    if (n <= 0 && errno != EINTR) status = failed("read", path, n == 0 ? EIO : errno);
+    if (n == 0 || (n < 0 && errno != EINTR)) status = failed("read", path, n == 0 ? EIO : errno);
     if (n > 0) at += (size_t)n;
   }
   close(fd);
