@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "common/dims.h"
 #include "harness/checkpoint/file.h"
 #include "harness/cli/settings.h"
 #include "harness/cli/verbs.h"
@@ -177,9 +178,10 @@ static void write_metrics(train *t, const lev_metric *fields, size_t n) {
   if (t->failed != LEV_OK) fprintf(stderr, "warning: no metrics from here on (%s); training goes on\n", lev_detail());
 }
 
-/* Share of the devices' peak that the model's operations took. */
+/* Share of the devices' peak that the model's operations took; ranks may share a device. */
 static double mfu(const train *t, const lev_step_record *r) {
-  double peak = t->config.run.peak_tflops * 1e12 * (double)t->config.parallel.ranks;
+  int64_t devices = lev_min_i64(t->config.parallel.ranks, lev_device_count(lev_run_backend(&t->config)));
+  double peak = t->config.run.peak_tflops * 1e12 * (double)devices;
   return peak > 0 ? r->flops_per_token * r->tokens_per_second / peak : 0;
 }
 

@@ -134,7 +134,7 @@
   O(memory, llep_plain_rows, INT, 0, 0, 2147483647, "plain schedule: rows a rank can receive; 0 = the worst case")     \
   O(memory, llep_foreign_slots, INT, 0, -1, 4096, "lent experts a rank holds at once; 0 = half its own, -1 = none")    \
   O(memory, llep_alpha, REAL, 1.0, 1, 1e6, "load above which a rank counts as overloaded, in means")                   \
-  O(memory, llep_min_rows, INT, 1024, 0, 1LL << 40, "fewest rows worth lending an expert for")                         \
+  O(memory, llep_min_rows, INT, 1024, 0, INT32_MAX, "fewest rows worth lending an expert for")                         \
   O(memory, llep_gate, REAL, 1.3, 1, 1e6, "max / mean load under which nothing is lent")                               \
   O(memory, rdtp_tile_rows, INT, 0, 0, 1LL << 40, "tokens of one logits tile; 0 = chosen")                             \
   O(memory, rdtp_tile_cols, INT, 0, 0, 1LL << 40, "vocabulary rows of one logits tile; 0 = chosen")                    \
@@ -175,7 +175,7 @@
   O(run, check_host_memory, BOOL, 1, 0, 0,                                                                             \
     "cuda: refuse pinned memory beyond what the machine has free; false where it grows on demand")                     \
   O(run, peak_tflops, REAL, 0, 0, 1e9,                                                                                 \
-    "of one rank's device (H200, bf16: 989); reports then say the share of it that was used (MFU); 0 = not said")      \
+    "of one GPU, or the CPU (H200, bf16: 989); reports then say the share of it that was used (MFU); 0 = not said")    \
   O(run, attention, ATTENTION, 0, 0, 0,                                                                                \
     "on a GPU; auto: cuDNN where it is there and can, else our own (tiled) kernels")                                   \
   O(run, log_freq, INT, 1, 1, 1000000, "steps between console lines")                                                  \

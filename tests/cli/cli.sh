@@ -114,6 +114,7 @@ import json, sys
 rows = [json.loads(l) for l in open(sys.argv[1] + '/p/metrics.jsonl')]
 steps = [r for r in rows if 'loss' in r]
 assert len(steps) == 3 and all(0 < r['mfu'] < 1 for r in steps), steps
+assert all(abs(r['mfu'] - r['tflops']) <= 1e-5 * r['tflops'] for r in steps), steps  # two ranks, one CPU of 1 TFLOP/s
 tags = json.load(open(sys.argv[1] + '/p/memory.json'))['per_rank'][0]
 assert not any(t.startswith(('oadamw.', 'muon.')) for c in ('device', 'pinned', 'host') for t in tags[c]['tags'])
 for rank in range(2):
