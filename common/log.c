@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const level_words[] = {"error", "warn", "info", "debug"};
-static const char *const sys_words[] = {"mem", "comm", "plan", "io", "device"};
+static const char *const level_words[] = {"warn", "info"};
+static const char *const sys_words[] = {"plan", "io"};
 #define N_LEVELS ((int)(sizeof level_words / sizeof *level_words))
 #define N_SYS ((int)(sizeof sys_words / sizeof *sys_words))
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Log lines go to a callback; with none set they are dropped. Levels and subsystems are masked once at
- * start (environment LEVEE_LOG, e.g. "debug" or "info:mem,comm"). Never used on hot paths. */
+/* Log lines go to a callback; with none set they are dropped. Failures are no log lines: they are a lev_status. What
+ * is shown is chosen once at start: environment LEVEE_LOG, "warn" or "info" (default), then perhaps a colon and those
+ * subsystems alone that are wanted, "info:plan,io". Never used on hot paths. */
 #ifndef LEV_COMMON_LOG_H
 #define LEV_COMMON_LOG_H
 
@@ -10,8 +11,8 @@
 extern "C" {
 #endif
 
-typedef enum lev_log_level { LEV_LOG_ERROR, LEV_LOG_WARN, LEV_LOG_INFO, LEV_LOG_DEBUG } lev_log_level;
-typedef enum lev_log_sys { LEV_SYS_MEM, LEV_SYS_COMM, LEV_SYS_PLAN, LEV_SYS_IO, LEV_SYS_DEVICE } lev_log_sys;
+typedef enum lev_log_level { LEV_LOG_WARN, LEV_LOG_INFO } lev_log_level;
+typedef enum lev_log_sys { LEV_SYS_PLAN, LEV_SYS_IO } lev_log_sys;
 
 /* `line` has no newline; `rank` is -1 outside a rank thread. May be called from several threads at once. */
 typedef void (*lev_log_sink)(void *ctx, lev_log_level level, lev_log_sys sys, int rank, const char *line);

@@ -49,9 +49,9 @@ static void usage(FILE *out) {
         out);
 }
 
-/* Warnings and errors of the library, on stderr. */
+/* Warnings and notes of the library, on stderr. */
 static void log_line(void *ctx, lev_log_level level, lev_log_sys sys, int rank, const char *line) {
-  static const char *const words[] = {"error", "warning", "info", "debug"};
+  static const char *const words[] = {"warning", "info"};
   (void)ctx, (void)sys;
   if (rank >= 0)
     fprintf(stderr, "%s: rank %d: %s\n", words[level], rank, line);
