@@ -95,3 +95,39 @@ void lev_dtype_store(lev_dtype t, void *array, int64_t i, double value) {
     break;
   }
 }
+
+static void widen(unsigned char *out, const unsigned char *in, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    lev_bf16 x;
+    memcpy(&x, in + i * (int64_t)sizeof x, sizeof x);
+    float f = lev_bf16_to_f32(x);
+    memcpy(out + i * (int64_t)sizeof f, &f, sizeof f);
+  }
+}
+
+static void narrow(unsigned char *out, const unsigned char *in, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    float f;
+    memcpy(&f, in + i * (int64_t)sizeof f, sizeof f);
+    lev_bf16 x = lev_bf16_from_f32(f);
+    memcpy(out + i * (int64_t)sizeof x, &x, sizeof x);
+  }
+}
+
+void lev_dtype_convert(lev_dtype to, void *out, lev_dtype from, const void *in, int64_t n) {
+  size_t a = lev_dtype_bytes(from), b = lev_dtype_bytes(to);
+  if (from == to) {
+    memcpy(out, in, (size_t)n * a);
+  } else if (from == LEV_BF16 && to == LEV_F32) {
+    widen(out, in, n);
+  } else if (from == LEV_F32 && to == LEV_BF16) {
+    narrow(out, in, n);
+  } else {
+    double x = 0, y = 0; /* aligned */
+    for (int64_t i = 0; i < n; ++i) {
+      memcpy(&x, (const unsigned char *)in + (size_t)i * a, a);
+      lev_dtype_store(to, &y, 0, lev_dtype_load(from, &x, 0));
+      memcpy((unsigned char *)out + (size_t)i * b, &y, b);
+    }
+  }
+}

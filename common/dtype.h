@@ -58,6 +58,9 @@ static inline lev_bf16 lev_bf16_from_f32(float f) {
  * host-side set-up; kernels use the typed templates of for_each_dtype.h. */
 double lev_dtype_load(lev_dtype t, const void *array, int64_t i);
 void lev_dtype_store(lev_dtype t, void *array, int64_t i, double value);
+/* n elements from one floating type to another, each rounded once. Neither side need be aligned; they must not overlap.
+ */
+void lev_dtype_convert(lev_dtype to, void *out, lev_dtype from, const void *in, int64_t n);
 
 #ifdef __cplusplus
 }

@@ -100,11 +100,7 @@ static lev_status write_block(const export *e, lev_file *file, const block *b, l
   const unsigned char *src = b->shard->data + b->t->begin;
   for (int64_t at = 0; at < n; at += room) {
     int64_t count = lev_min_i64(room, n - at);
-    for (int64_t i = 0; i < count; ++i) {
-      double one = 0;
-      memcpy(&one, src + (size_t)(at + i) * bytes, bytes);
-      lev_dtype_store(dtype, e->buffer, i, lev_dtype_load(b->t->dtype, &one, 0));
-    }
+    lev_dtype_convert(dtype, e->buffer, b->t->dtype, src + (size_t)at * bytes, count);
     LEV_TRY(lev_file_write(file, e->buffer, (size_t)count * lev_dtype_bytes(dtype)));
   }
   return LEV_OK;

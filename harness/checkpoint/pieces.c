@@ -28,16 +28,7 @@ static void copy_rows(const lev_safetensors *file, const lev_safetensor *t, int6
                       int64_t to, int64_t rows) {
   const unsigned char *src = file->data + t->begin + lev_bytes(from, p->cols, lev_dtype_bytes(t->dtype));
   unsigned char *dst = (unsigned char *)p->data + lev_bytes(to, p->cols, lev_dtype_bytes(p->dtype));
-  if (t->dtype == p->dtype) {
-    memcpy(dst, src, lev_bytes(rows, p->cols, lev_dtype_bytes(p->dtype)));
-    return;
-  }
-  size_t bytes = lev_dtype_bytes(t->dtype);
-  double one = 0; /* aligned, which data of foreign files need not be */
-  for (int64_t i = 0; i < rows * p->cols; ++i) {
-    memcpy(&one, src + (size_t)i * bytes, bytes);
-    lev_dtype_store(p->dtype, dst, i, lev_dtype_load(t->dtype, &one, 0));
-  }
+  lev_dtype_convert(p->dtype, dst, t->dtype, src, rows * p->cols);
 }
 
 /* Which rows of the pieces were read. */

@@ -67,6 +67,24 @@ T_TEST(core_bf16_ties) {
   }
 }
 
+/* Every pair of floating types, aligned or not, gives what single elements give. */
+T_TEST(core_dtype_convert) {
+  const lev_dtype types[] = {LEV_F64, LEV_F32, LEV_BF16};
+  const double values[] = {0, -0.0, 1, -1.00390625, 1.0 / 3, 1e-40, 3e38, 1e300, INFINITY, NAN, 65504.5};
+  enum { N = sizeof values / sizeof *values };
+  for (int a = 0; a < 3; ++a)
+    for (int b = 0; b < 3; ++b)
+      for (size_t shift = 0; shift < 2; ++shift) {
+        double from[N], want[N] = {0};
+        unsigned char in[8 * N + 1], out[8 * N + 1];
+        for (int i = 0; i < N; ++i) lev_dtype_store(types[a], from, i, values[i]);
+        for (int i = 0; i < N; ++i) lev_dtype_store(types[b], want, i, lev_dtype_load(types[a], from, i));
+        memcpy(in + shift, from, N * lev_dtype_bytes(types[a]));
+        lev_dtype_convert(types[b], out + shift, types[a], in + shift, N);
+        T_EXPECT(memcmp(out + shift, want, N * lev_dtype_bytes(types[b])) == 0);
+      }
+}
+
 T_TEST(core_dtype_extremes) {
   lev_bf16 b;
   lev_dtype_store(LEV_BF16, &b, 0, 1e300);
