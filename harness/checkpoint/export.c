@@ -86,7 +86,15 @@ static lev_status join_blocks(export *e, const char *dir) {
                       dir, b->name, (long long)b->offset[0]);
     t->dims[0] += b->dims[0], ++t->offset[1];
   }
+  qsort(e->tensors, (size_t)e->n_tensors, sizeof *e->tensors, by_alignment);
   return e->n_tensors > 0 ? LEV_OK : lev_fail(LEV_ERR_FORMAT, "%s holds no weights", dir);
+}
+
+/* Wide elements first, as other writers do: then each tensor is aligned in its file. */
+static int by_alignment(const void *a, const void *b) {
+  const lev_safetensor *x = a, *y = b;
+  size_t wide = lev_dtype_bytes(x->dtype), other = lev_dtype_bytes(y->dtype);
+  return wide != other ? (wide < other) - (wide > other) : strcmp(x->name, y->name);
 }
 
 static size_t tensor_bytes(const lev_safetensor *t) {

@@ -301,6 +301,7 @@ T_TEST(weights_exported_in_bf16) {
     const lev_safetensor *got = lev_safetensors_find(&file, model[t].name);
     T_REQUIRE(got != NULL);
     T_EXPECT_EQ_I64(got->dtype, model[t].optional ? LEV_F32 : LEV_BF16);
+    T_EXPECT_EQ_I64((int64_t)(got->begin % lev_dtype_bytes(got->dtype)), 0);
     values_of(t, LEV_F32, whole);
     for (int64_t j = 0; j < model[t].rows * model[t].cols; ++j) {
       float f = (float)lev_dtype_load(LEV_F32, whole, j);
