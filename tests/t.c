@@ -168,10 +168,14 @@ static bool wanted(const char *name, int argc, char **argv) {
   return !any;
 }
 
-static double now(void) {
+double t_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void t_sleep_ms(long ms) {
+  nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
 /* Runs a test; true unless it failed. */
@@ -179,9 +183,9 @@ static bool run_test(const t_entry *entry) {
   failures = 0, skipped = on_cuda = false;
   atomic_store(&checks, 0);
   printf("- %s\n", entry->name);
-  double start = now();
+  double start = t_now();
   entry->fn();
-  double seconds = now() - start;
+  double seconds = t_now() - start;
   t_check(skipped || atomic_load(&checks) > 0, entry->file, 0, "%s checked nothing", entry->name);
   if (t_failed()) printf("  FAILED %s (%s), seed %llu\n", entry->name, entry->file, (unsigned long long)seed);
   if (!t_failed() && !skipped && seconds > 1) printf("  %.1f s\n", seconds);

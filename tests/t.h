@@ -56,6 +56,10 @@ bool t_check_status(lev_status got, lev_status want, const char *expr, const cha
     if (!T_EXPECT_OK(expr)) return;                                                                                    \
   } while (0)
 
+/* Seconds of a clock that never goes back. */
+double t_now(void);
+void t_sleep_ms(long ms);
+
 /* Runs fn(rank, ctx) on `n` threads, one per rank, and waits for all. */
 void t_ranks(int n, void (*fn)(int rank, void *ctx), void *ctx);
 

@@ -64,6 +64,13 @@ static lev_status open_shards(export *e, const char *dir, int files) {
   return LEV_OK;
 }
 
+/* Wide elements first, as other writers do: then each tensor is aligned in its file. */
+static int by_alignment(const void *a, const void *b) {
+  const lev_safetensor *x = a, *y = b;
+  size_t wide = lev_dtype_bytes(x->dtype), other = lev_dtype_bytes(y->dtype);
+  return wide != other ? (wide < other) - (wide > other) : strcmp(x->name, y->name);
+}
+
 /* Selection biases stay as they are: they move by steps below the rounding of bf16, and models keep them in f32. */
 static bool is_bias(const char *name) {
   return strstr(name, ".e_score_correction_bias") != NULL;
@@ -88,13 +95,6 @@ static lev_status join_blocks(export *e, const char *dir) {
   }
   qsort(e->tensors, (size_t)e->n_tensors, sizeof *e->tensors, by_alignment);
   return e->n_tensors > 0 ? LEV_OK : lev_fail(LEV_ERR_FORMAT, "%s holds no weights", dir);
-}
-
-/* Wide elements first, as other writers do: then each tensor is aligned in its file. */
-static int by_alignment(const void *a, const void *b) {
-  const lev_safetensor *x = a, *y = b;
-  size_t wide = lev_dtype_bytes(x->dtype), other = lev_dtype_bytes(y->dtype);
-  return wide != other ? (wide < other) - (wide > other) : strcmp(x->name, y->name);
 }
 
 static size_t tensor_bytes(const lev_safetensor *t) {

@@ -11,16 +11,6 @@
 
 #define RANKS 4
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void sleep_ms(long ms) {
-  nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 typedef struct world {
   lev_comm_hub *hub;
   bool immediate;
@@ -163,9 +153,9 @@ T_TEST(runtime_comm_failed_call) {
 static void body_abort(world *w, int rank, lev_comm *comm, lev_stream *stream) {
   lev_comm *half;
   T_REQUIRE_OK(lev_comm_subset(comm, rank % 2, 2, RANKS / 2, &half));
-  double start = now();
+  double start = t_now();
   if (rank == 3) {
-    sleep_ms(50);
+    t_sleep_ms(50);
     lev_comm_abort(half);
     lev_comm_destroy(half);
     return;
@@ -190,7 +180,7 @@ static void body_abort(world *w, int rank, lev_comm *comm, lev_stream *stream) {
   T_EXPECT_STATUS(st, want);
   T_EXPECT_MSG(strstr(lev_detail(), "rank 3") != NULL, "\"%s\" does not name rank 3", lev_detail());
   T_EXPECT(made == NULL);
-  T_EXPECT(now() - start < 20);
+  T_EXPECT(t_now() - start < 20);
   t_free(x);
   lev_comm_destroy(half);
 }
@@ -236,7 +226,7 @@ T_TEST(runtime_comm_error_spreads) {
 
 static void body_timeout(world *w, int rank, lev_comm *comm, lev_stream *stream) {
   if (rank == 1 || rank == 2) { /* never comes */
-    sleep_ms(600);
+    t_sleep_ms(600);
     return;
   }
   lev_status st;
@@ -280,7 +270,7 @@ static void half_join(int rank, void *p) {
   lev_comm *comm;
   T_REQUIRE_OK(lev_device_open(&(lev_device_config){.backend = t_backend()}, &device));
   if (rank == 2) {
-    sleep_ms(30);
+    t_sleep_ms(30);
     lev_comm_hub_abort(hub);
   } else {
     T_EXPECT_STATUS(lev_comm_local_join(hub, rank, device, &comm), LEV_ERR_ABORTED);

@@ -16,16 +16,6 @@
 #include "tests/num.h"
 #include "tests/t.h"
 
-static void sleep_ms(long ms) {
-  nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static lev_device *open_device(lev_device_config config) {
   lev_device *device = NULL;
   T_EXPECT_OK(lev_device_open(&config, &device));
@@ -36,14 +26,14 @@ static lev_device *open_device(lev_device_config config) {
 
 static void step_cpu(const void *p) {
   const step_args *a = p;
-  if (a->ms) sleep_ms(a->ms);
+  if (a->ms) t_sleep_ms(a->ms);
   a->log[(*a->at)++] = a->value;
 }
 static const lev_kernel step = {.name = "test.step", .cpu = step_cpu, .cuda = LEV_CUDA(test_step_cuda)};
 
 static void move_cpu(const void *p) {
   const move_args *a = p;
-  if (a->ms) sleep_ms(a->ms);
+  if (a->ms) t_sleep_ms(a->ms);
   *a->to = *a->from + a->add;
 }
 static const lev_kernel move = {.name = "test.move", .cpu = move_cpu, .cuda = LEV_CUDA(test_move_cuda)};
@@ -51,7 +41,7 @@ static const lev_kernel move = {.name = "test.move", .cpu = move_cpu, .cuda = LE
 static void gate_cpu(const void *p) {
   atomic_int *gate;
   memcpy(&gate, p, sizeof gate);
-  while (!atomic_load(gate)) sleep_ms(1);
+  while (!atomic_load(gate)) t_sleep_ms(1);
 }
 static const lev_kernel gate_kernel = {.name = "test.gate", .cpu = gate_cpu, .cuda = LEV_CUDA(test_gate_cuda)};
 
@@ -232,12 +222,12 @@ T_TEST(runtime_time_between_events) {
   x[0] = x[1] = 0;
   move_args slow = {x, x + 1, 1, 60};
   for (int round = 0; round < 2; ++round) {
-    began = now();
+    began = t_now();
     T_REQUIRE_OK(lev_event_record(start, stream));
     T_REQUIRE_OK(LEV_LAUNCH(stream, &move, slow));
     T_REQUIRE_OK(lev_event_record(stop, stream));
     T_REQUIRE_OK(lev_event_elapsed(start, stop, &seconds));
-    T_EXPECT_MSG(seconds > 0.05 && seconds <= now() - began + 1e-3, "%g s for 60 ms", seconds);
+    T_EXPECT_MSG(seconds > 0.05 && seconds <= t_now() - began + 1e-3, "%g s for 60 ms", seconds);
   }
   T_REQUIRE_OK(lev_event_record(plain, stream));
   T_EXPECT_STATUS(lev_event_elapsed(start, plain, &seconds), LEV_ERR_MISUSE);
@@ -291,12 +281,12 @@ T_TEST(runtime_full_queue_blocks_the_host) {
   int64_t at = 0;
   step_args slow = {log, &at, -1, 50};
   T_EXPECT_OK(LEV_LAUNCH(stream, &step, slow));
-  double start = now();
+  double start = t_now();
   for (int64_t i = 1; i < 2000; ++i) {
     step_args args = {log, &at, i, 0};
     T_REQUIRE_OK(LEV_LAUNCH(stream, &step, args));
   }
-  T_EXPECT_MSG(now() - start > 0.02, "2000 operations were taken while the stream stood still");
+  T_EXPECT_MSG(t_now() - start > 0.02, "2000 operations were taken while the stream stood still");
   T_EXPECT_OK(lev_stream_sync(stream));
   T_EXPECT_EQ_I64(at, 2000);
   for (int64_t i = 1; i < 2000 && !t_failed(); ++i) T_EXPECT_EQ_I64(log[i], i);
