@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/cli/settings.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,4 +18,17 @@ lev_status lev_settings(lev_config *config, int *argc, char **argv) {
     exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : lev_status_exit_code(LEV_ERR_IO));
   }
   return LEV_OK;
+}
+
+void lev_print_model(const lev_config *config, const lev_rank_plan *plan) {
+  bool small = plan->total < 1000000000;
+  double unit = small ? 1e6 : 1e9;
+  const char *letter = small ? "M" : "B";
+  long long ranks = config->parallel.ranks;
+  printf(
+      "model %s: %.3f %s parameters, %.3f %s active; %s, context %lld, %lld rank%s on %s, %lld tokens each at most\n",
+      config->model.name[0] ? config->model.name : "without name", (double)plan->total / unit, letter,
+      (double)plan->active / unit, letter, lev_dtype_name((lev_dtype)config->model.dtype),
+      (long long)config->train.context, ranks, ranks == 1 ? "" : "s", lev_backend_name(lev_run_backend(config)),
+      (long long)plan->max_tokens);
 }

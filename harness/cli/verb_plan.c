@@ -87,7 +87,7 @@ static lev_status parse(lev_config *config, int argc, char **argv, plan_options 
     bool known;
     one.without = one.ceilings = NULL;
     LEV_TRY(parse_word(config, argc, argv, &i, &one, &known));
-    if (!known) return lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[i]);
+    if (!known) return lev_config_unexpected(argv[i]);
     if (!one.without) one.without = out->without;
     if (!one.ceilings) one.ceilings = out->ceilings;
     *out = one;
@@ -171,14 +171,7 @@ static size_t excess(const shown *s, size_t *device, size_t *host) {
 static void print_plan(const lev_config *config, const shown *s) {
   char a[24], b[24], c[24];
   size_t device, host;
-  const lev_rank_plan *plan = &s->world.plan[s->world.largest];
-  bool small = plan->total < 1000000000;
-  double unit = small ? 1e6 : 1e9;
-  const char *letter = small ? "M" : "B";
-  printf("model %s: %.3f %s parameters, %.3f %s active; context %lld, %d rank%s on %s, %lld tokens each at most\n",
-         config->model.name[0] ? config->model.name : "without name", (double)plan->total / unit, letter,
-         (double)plan->active / unit, letter, (long long)config->train.context, s->report.ranks,
-         s->report.ranks == 1 ? "" : "s", lev_backend_name(lev_run_backend(config)), (long long)plan->max_tokens);
+  lev_print_model(config, &s->world.plan[s->world.largest]);
   lev_memory_table(&s->report, stdout);
   excess(s, &device, &host);
   if (device)

@@ -134,10 +134,7 @@ static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
   lev_memory_report report = report_of(t, memory);
   lev_memory_report one = report;
   one.rank = &t->ranks[rank], one.n = 1;
-  printf("model %s: %.1f M parameters, %.1f M active; %d rank%s, %lld tokens each at most\n",
-         t->config.model.name[0] ? t->config.model.name : "without name", (double)memory->planned[0].total / 1e6,
-         (double)memory->planned[0].active / 1e6, memory->ranks, memory->ranks == 1 ? "" : "s",
-         (long long)memory->planned[rank].max_tokens);
+  lev_print_model(&t->config, &memory->planned[rank]);
   lev_memory_table(&one, stdout);
   fflush(stdout);
   LEV_TRY(within_limits(&t->config, &report));
@@ -388,7 +385,7 @@ int lev_verb_train(int argc, char **argv) {
   for (int i = 0; i < argc; ++i)
     if (strcmp(argv[i], "--profile") == 0) argv[i] = profile;
   lev_status st = lev_settings(&t.config, &argc, argv);
-  if (st == LEV_OK && argc > 0) st = lev_fail(LEV_ERR_ARG, "unexpected argument \"%s\"", argv[0]);
+  if (st == LEV_OK && argc > 0) st = lev_config_unexpected(argv[0]);
   if (st == LEV_OK) st = lev_make_dir(t.config.run.folder, NULL);
   if (st == LEV_OK) st = lock_folder(t.config.run.folder);
   if (st != LEV_OK) return lev_verb_failed("train", st);

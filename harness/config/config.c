@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/hostmem.h"
+#include "harness/config/foreign.h"
 #include "harness/config/toml.h"
 
 #define FILE_MAX_BYTES ((size_t)1 << 20)
@@ -121,19 +122,34 @@ static const char *key_of(const char *name) {
   return dot ? dot + 1 : name;
 }
 
-/* Names the nearest setting where it is near; a key unlike any other (of a part that models here lack) gets none. */
+/* Names what stands for the key, or the nearest setting where it is near: the same key in another section, or one that
+ * differs in two letters or a third of them. */
 static lev_status unknown(const char *name, const char *origin) {
-  const char *nearest = "", *key = key_of(name);
+  const char *nearest = "", *key = key_of(name), *advice = lev_foreign_key(name);
   enum { SAME_KEY = 1000 };
-  int best = SAME_KEY;
+  int best = SAME_KEY, near = (int)strlen(key) / 3 > 2 ? (int)strlen(key) / 3 : 2;
+  if (advice) return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; %s", origin, name, advice);
   for (int i = 0; i < N_OPTIONS; ++i) {
     int d = distance(name, options[i].name);
     if (strcmp(key_of(options[i].name), key) == 0) d -= SAME_KEY; /* the right key in another section */
     if (d < best) best = d, nearest = options[i].name;
   }
-  if (best > 2 && best > (int)strlen(key) / 2)
+  if (best > near)
     return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; levee --help-all lists those there are", origin, name);
   return lev_fail(LEV_ERR_CONFIG, "%s: unknown setting %.100s; the nearest is %s", origin, name, nearest);
+}
+
+lev_status lev_config_unexpected(const char *word) {
+  char key[64] = "", settings[256] = "";
+  size_t length = strcspn(word, "="), at = 0;
+  if (strncmp(word, "--", 2) == 0 && length - 2 < sizeof key)
+    snprintf(key, sizeof key, "%.*s", (int)length - 2, word + 2);
+  for (char *c = key; *c; ++c) *c = *c == '-' ? '_' : *c;
+  for (int i = 0; i < N_OPTIONS && at < sizeof settings; ++i)
+    if (strcmp(key_of(options[i].name), key) == 0)
+      at += (size_t)snprintf(settings + at, sizeof settings - at, "%s--%s", at ? " or " : "; the setting is ",
+                             options[i].name);
+  return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"%s", word, settings);
 }
 
 /* ---- values ---- */
@@ -228,7 +244,10 @@ static lev_status set_choice(lev_config *config, const option *o, const char *va
     if (at[length] == '\0') break;
     at += length + 1;
   }
-  return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" must be one of %s", origin, o->name, value, o->choices);
+  const char *ours = lev_foreign_value(value);
+  bool same = ours && strstr(o->choices, ours);
+  return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" must be one of %s%s%s", origin, o->name, value, o->choices,
+                  same ? "; it is called " : "", same ? ours : "");
 }
 
 static lev_status set_text(lev_config *config, const option *o, const char *value, const char *origin) {

@@ -56,7 +56,7 @@ typedef struct lev_config {
 void lev_config_defaults(lev_config *config);
 
 /* Reads a TOML file over what `config` holds. Errors: LEV_ERR_IO; LEV_ERR_CONFIG naming file:line, what was found, what
- * would do, and the nearest key for an unknown one. */
+ * would do, and for an unknown key what stands for it (foreign.h) or the nearest. */
 LEV_MUST_CHECK lev_status lev_config_read(lev_config *config, const char *path);
 /* The same from a text; `name` stands for the file in errors. */
 LEV_MUST_CHECK lev_status lev_config_parse(lev_config *config, const char *text, const char *name);
@@ -65,6 +65,8 @@ LEV_MUST_CHECK lev_status lev_config_set(lev_config *config, const char *name, c
 /* Takes every --section.key=value, --section.key value and --no-section.key out of argv; what is left stays in order
  * and *argc is the new count. */
 LEV_MUST_CHECK lev_status lev_config_arguments(lev_config *config, int *argc, char **argv);
+/* LEV_ERR_ARG for a word that lev_config_arguments left and nobody takes; names the settings that "--key" may mean. */
+LEV_MUST_CHECK lev_status lev_config_unexpected(const char *word);
 /* Constraints between settings. Errors: LEV_ERR_CONFIG. */
 LEV_MUST_CHECK lev_status lev_config_validate(const lev_config *config);
 

@@ -122,7 +122,8 @@ static lev_status bare_value(parser *p) {
   size_t length = 0;
   p->value[0] = '\0';
   if (*p->at == '[' || *p->at == '{')
-    return lev_fail(LEV_ERR_CONFIG, "%s:%d: no setting takes an array or an inline table", p->name, p->line);
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: %.100s: no setting takes an array or an inline table", p->name, p->line,
+                    p->key);
   const char *first = p->at;
   while (is_bare(*p->at) || *p->at == '+' || *p->at == '.') {
     if (*p->at == '_' && (p->at == first || !isalnum((unsigned char)p->at[-1]) || !isalnum((unsigned char)p->at[1])))

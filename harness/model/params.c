@@ -21,11 +21,15 @@ static lev_status check(const lev_model *m, const lev_layout *l) {
                   {"model.num_key_value_heads", m->kv_heads},
                   {"model.head_dim", m->head_dim},
                   {"model.num_experts", m->experts},
-                  {"model.num_experts_per_tok", m->top_k},
-                  {"model.moe_intermediate_size", m->inter}};
+                  {"model.num_experts_per_tok", m->top_k}};
   for (size_t i = 0; i < sizeof positive / sizeof *positive; ++i)
     if (positive[i].value <= 0)
       return lev_fail(LEV_ERR_CONFIG, "%s = %lld, must be at least 1", positive[i].name, (long long)positive[i].value);
+  if (m->inter <= 0)
+    return lev_fail(LEV_ERR_CONFIG,
+                    "model.moe_intermediate_size = %lld, must be at least 1: the width of one expert, Mixtral's "
+                    "intermediate_size (model.intermediate_size is of dense layers)",
+                    (long long)m->inter);
   if (m->heads % m->kv_heads != 0)
     return lev_fail(LEV_ERR_CONFIG,
                     "model.num_attention_heads = %lld is no multiple of model.num_key_value_heads = %lld",

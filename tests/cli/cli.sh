@@ -59,6 +59,8 @@ check "every setting has help" "$levee" --help-all
 check "missing file" expect_exit 8 "$levee" train "$work/none.toml"
 check "unknown key names the nearest" sh -c "'$levee' plan '$work/tiny.toml' --train.stps=3 2>&1 | grep -q 'train.steps'"
 check "unknown key exit code" expect_exit 2 "$levee" plan "$work/tiny.toml" --train.stps=3
+check "a setting without its section" expect_exit 1 "$levee" train "$work/tiny.toml" --context 64
+check "... is said to have one" grep -q -- '--train.context' "$work/err"
 check "value out of range" expect_exit 2 "$levee" plan "$work/tiny.toml" --memory.sco_fraction=1.5
 check "groups must divide" expect_exit 2 "$levee" plan "$work/tiny.toml" --parallel.context=3
 check "plan without limits" expect_exit 0 "$levee" plan "$work/tiny.toml" --json
@@ -96,7 +98,9 @@ check "too few tokens" missing_input 2 "training at context" --train.context=100
 check "no tokens named, no plan" missing_input 2 "data.train is empty" --data.train=
 
 run() { "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.resume=true; }
-check "train" run "$work/a"
+train_logged() { run "$work/a" > "$work/train.log"; }
+check "train" train_logged
+check "the type of weights is in the first line" sh -c "head -1 '$work/train.log' | grep -q ' active; f32, context 128, 2 ranks on cpu'"
 check "metrics lines" python3 - "$work/a" <<'PY'
 import json, sys
 rows = [json.loads(l) for l in open(sys.argv[1] + '/metrics.jsonl')]

@@ -66,6 +66,9 @@ check "--without an unknown module" expect_exit 1 "$levee" plan $configs/demo.to
 check "--plain with --auto" expect_exit 1 "$levee" plan $configs/demo.toml --plain --auto
 check "--auto without a limit" expect_exit 2 "$levee" plan $configs/demo.toml --auto
 check "a word too many" expect_exit 1 "$levee" plan $configs/demo.toml --frobnicate
+check "a setting without its section" expect_exit 1 "$levee" plan $configs/demo.toml --ranks 2
+check "... is said to have one" grep -q -- '--parallel.ranks' "$work/err"
+check "the type of weights is in the first line" sh -c "'$levee' plan $configs/olmoe-1b-7b.toml | head -1 | grep -q ' active; bf16, context 32768, 1 rank on '"
 check "a value that is missing" expect_exit 1 "$levee" plan $configs/demo.toml --without
 
 check "--ceilings: what bounds the step" sh -c "'$levee' plan $configs/olmoe-1b-7b.toml --context 1M --ceilings $configs/ceilings-h200.toml | grep -Eq '^  step [0-9.]+ s, [0-9]+ tokens/s, bound by attention \(attention ceiling\)'"
@@ -84,6 +87,9 @@ printf '[ceilings]\nmatmul_tflops = 1\n' > "$work/few.toml"
 check "--ceilings with keys missing" expect_exit 2 "$levee" plan $configs/demo.toml --ceilings="$work/few.toml"
 # Giant settings: of micro-batches that are alike one is planned; layers are gone through, so there are only so many.
 printf '[model]\nvocab_size = 300\nhidden_size = 64\nnum_hidden_layers = 2\nnum_attention_heads = 4\nnum_experts = 8\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n' > "$work/small.toml"
+sed 's/moe_intermediate_size/intermediate_size/' "$work/small.toml" > "$work/mixtral.toml"
+check "an expert's width under Mixtral's name" expect_exit 2 "$levee" plan "$work/mixtral.toml"
+check "... is said to be another's" grep -q "moe_intermediate_size = 0.*Mixtral's intermediate_size" "$work/err"
 check "4,096 layers within 10 s" timed 10 2048 "$levee" plan "$work/small.toml" --model.num_hidden_layers=4096
 check "more layers are refused" expect_exit 2 "$levee" plan "$work/small.toml" --model.num_hidden_layers=4097
 check "16,777,216 sequences within 10 s" timed 10 2048 "$levee" plan "$work/small.toml" --train.global_batch=16M --ceilings $configs/ceilings-h200.toml

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "harness/config/config.h"
+#include "harness/config/foreign.h"
 #include "tests/t.h"
 
 /* lev_config is large: tests keep theirs off the stack. */
@@ -97,8 +98,11 @@ T_TEST(config_errors_name_file_line_and_nearest_key) {
   REFUSES("[train]\nlr = 1e-3\n", "my.toml:2", "optimizer.lr"); /* the same key elsewhere is nearer than any edit */
   REFUSES("[parallelism]\ncontext = 1\n", "my.toml:2", "parallel.context");
   REFUSES("[train]\nseed = 1\n", "my.toml:2", "debug.seed");
-  REFUSES("[model]\nnum_local_experts = 8\n", "my.toml:2", "model.num_experts");
-  REFUSES("[model]\nkv_lora_rank = 512\n", "my.toml:2", "--help-all"); /* like none */
+  REFUSES("[train]\nglobal_batch_size = 8\n", "my.toml:2", "train.global_batch");
+  REFUSES("[data]\nval = 'x'\n", "my.toml:2", "data.valid");
+  REFUSES("[model]\nembedding_multiplier = 12\n", "my.toml:2", "--help-all"); /* like none */
+  REFUSES("[model]\nhidden_sum = 1\n", "my.toml:2", "model.hidden_size");
+  REFUSES("[model]\nhidden_map = 1\n", "my.toml:2", "--help-all"); /* no nearer to model.hidden_size than that */
   REFUSES("[train]\nsteps = 3\nsteps = 4\n", "my.toml:3", "twice");
   REFUSES("[train]\nsteps = \"many\"\n", "my.toml:2", "many");
   REFUSES("[train]\nsteps = 2.5\n", "my.toml:2", "2.5");
@@ -114,11 +118,81 @@ T_TEST(config_errors_name_file_line_and_nearest_key) {
   REFUSES("[train]\neval_at_end = 1\n", "my.toml:2", "true or false");
   REFUSES("[model]\nname = 5\n", "my.toml:2", "quotes");
   REFUSES("[model]\ndtype = \"f16\"\n", "my.toml:2", "f64|f32|bf16");
+  REFUSES("[model]\ndtype = \"bfloat16\"\n", "my.toml:2", "it is called bf16");
+  REFUSES("[model]\ndtype = \"float32\"\n", "my.toml:2", "it is called f32");
+  REFUSES("[train]\ngrad_dtype = \"float32\"\n", "my.toml:2", "it is called f32");
+  REFUSES("[model]\nlayer_types = [\"a\"]\n", "my.toml:2: layer_types", "array");
   REFUSES("[memory]\ndevice_memory = \"4 parsecs\"\n", "my.toml:2", "512MiB");
   REFUSES("[memory]\ndevice_memory = -1\n", "my.toml:2", "device_memory");
   REFUSES("[memory]\nsco_fraction = 1.5\n", "my.toml:2", "0 .. 1");
   REFUSES("[checkpoint]\nkeep_latest_k = 1\n", "my.toml:2", "2 ..");
   REFUSES("steps = 3\n", "my.toml:1", "train.steps");
+}
+
+/* The printed settings, as lev_config_print writes them. */
+static char *printed(const lev_config *c) {
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *out = open_memstream(&text, &bytes);
+  if (!out) return NULL;
+  lev_config_print(c, out);
+  fclose(out);
+  return text;
+}
+
+/* Keys of Hugging Face's config.json, and what is said of each: a setting that exists, or why there is none. */
+T_TEST(config_keys_of_other_model_files) {
+  static const char *const cases[][2] = {
+      {"torch_dtype", "model.dtype"},
+      {"num_local_experts", "model.num_experts "},
+      {"n_routed_experts", "model.num_experts "},
+      {"shared_expert_intermediate_size", "model.n_shared_experts"},
+      {"decoder_sparse_step", "model.first_k_dense_replace"},
+      {"moe_layer_freq", "model.first_k_dense_replace"},
+      {"aux_loss_alpha", "model.router_aux_loss_coef"},
+      {"topk_method", "model.balance"},
+      {"layer_norm_eps", "model.rms_norm_eps"},
+      {"use_qk_norm", "model.qk_norm"},
+      {"use_sliding_window", "model.sliding_window"},
+      {"max_position_embeddings", "train.context"},
+      {"rope_scaling.factor", "model.rope_factor"},
+      {"rope_parameters.rope_type", "model.rope_scaling"},
+      {"hidden_act", "not needed"},
+      {"attention_bias", "not supported"},
+      {"attention_dropout", "not supported"},
+      {"kv_lora_rank", "latent attention is not supported"},
+      {"partial_rotary_factor", "not supported"},
+      {"num_nextn_predict_layers", "not supported"},
+      {"model_type", "not needed"},
+      {"use_cache", "not needed"},
+      {"eos_token_id", "not needed"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+    char text[128], setting[64];
+    snprintf(text, sizeof text, "[model]\n%s = 1\n", cases[i][0]);
+    REFUSES(text, cases[i][0], cases[i][1]);
+    T_EXPECT_MSG(!strstr(lev_detail(), "nearest"), "%s", lev_detail());
+    if (!strstr(cases[i][1], "model.") && !strstr(cases[i][1], "train.")) continue;
+    snprintf(setting, sizeof setting, "%.*s", (int)strcspn(cases[i][1], " "), cases[i][1]);
+    T_EXPECT_STATUS(lev_config_set(&config, setting, "?", "named"), LEV_ERR_CONFIG);
+    T_EXPECT_MSG(!strstr(lev_detail(), "unknown setting"), "%s", lev_detail());
+  }
+}
+
+/* What a table of foreign names must not hold: names that are settings. */
+T_TEST(config_settings_are_not_foreign) {
+  lev_config_defaults(&config);
+  char *text = printed(&config);
+  T_REQUIRE(text != NULL);
+  int n = 0;
+  for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+    line[strcspn(line, " ")] = '\0';
+    if (line[0] == '[' || line[0] == '\0') continue;
+    T_EXPECT_MSG(!lev_foreign_key(line), "%s is a setting", line);
+    ++n;
+  }
+  T_EXPECT(n > 80);
+  free(text);
 }
 
 T_TEST(config_command_line_wins_over_the_file) {
@@ -162,6 +236,23 @@ T_TEST(config_command_line_errors) {
   refuses(st, "checkpoint.resume", "true or false", __LINE__);
 }
 
+T_TEST(config_words_that_are_nearly_settings) {
+  static const char *const cases[][2] = {
+      {"--context", "the setting is --train.context or --parallel.context"},
+      {"--context=1024", "the setting is --train.context or --parallel.context"},
+      {"--device-memory", "the setting is --memory.device_memory"},
+      {"--lr", "the setting is --optimizer.lr"},
+      {"--frobnicate", "unexpected argument \"--frobnicate\""},
+      {"--", "unexpected argument \"--\""},
+      {"context", "unexpected argument \"context\""},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+    T_EXPECT_STATUS(lev_config_unexpected(cases[i][0]), LEV_ERR_ARG);
+    T_EXPECT_MSG(strstr(lev_detail(), cases[i][1]), "%s", lev_detail());
+    T_EXPECT_MSG(strstr(cases[i][1], "setting") || !strstr(lev_detail(), "setting"), "%s", lev_detail());
+  }
+}
+
 T_TEST(config_run_folder_is_the_name_of_the_file) {
   static const struct {
     const char *name, *folder;
@@ -183,17 +274,6 @@ T_TEST(config_run_folder_is_the_name_of_the_file) {
   T_EXPECT_STATUS(lev_config_read(&config, path), LEV_ERR_IO);
   T_EXPECT_STATUS(lev_config_read(&config, folder), LEV_ERR_IO); /* a folder */
   rmdir(folder);
-}
-
-/* The printed settings, as lev_config_print writes them. */
-static char *printed(const lev_config *c) {
-  char *text = NULL;
-  size_t bytes = 0;
-  FILE *out = open_memstream(&text, &bytes);
-  if (!out) return NULL;
-  lev_config_print(c, out);
-  fclose(out);
-  return text;
 }
 
 T_TEST(config_print_reads_back_the_same) {
