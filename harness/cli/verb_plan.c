@@ -24,7 +24,7 @@ static const char help[] =
     "  --auto            picks all caps so that everything fits the limits, and prints them as settings\n"
     "  --plain           with the unbounded schedule of every module, under balanced and under 95/4 routing\n"
     "  --without MODULE  with that of one module, and the bytes it adds\n"
-    "  --ceilings FILE   also how long a step takes at measured rates, and what bounds it\n"
+    "  --ceilings FILE   also how long a step takes at the rates of a file, and what bounds it\n"
     "  --all-ranks       every rank; default: the largest\n"
     "  --json            for machines\n"
     "  --print-config    the settings in full; no plan\n";

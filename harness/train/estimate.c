@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,6 +225,40 @@ static void count_update(const lev_config *c, const lev_rank_plan *plan, lev_cos
   cost[LEV_COST_HOST_UPDATE].amount = host * adamw;
 }
 
+/* ---- what the ceilings may not be of ---- */
+
+/* Why attention does not go through cuDNN on a GPU; NULL where it does. */
+static const char *own_kernels(const lev_config *c, const work *w, int64_t max_tokens) {
+  attn_config a = lev_attention_config(c, &w->m, max_tokens);
+  bool ring = w->context > 1;
+  if (attn_least_workspace(w->context, &a) > 0) return ring && w->m.window > 0 ? "a sliding window on a ring" : NULL;
+  if (c->run.attention == ATTN_TILED) return "run.attention = tiled";
+  return ring && c->data.packed ? "packed documents on a ring" : "of its size or length";
+}
+
+static void note(lev_estimate *e, const char *form, ...) __attribute__((format(printf, 2, 3)));
+static void note(lev_estimate *e, const char *form, ...) {
+  va_list args;
+  va_start(args, form);
+  vsnprintf(e->note[e->n_notes++], LEV_ESTIMATE_NOTE, form, args);
+  va_end(args);
+}
+
+static void take_notes(const lev_config *c, const work *w, int64_t max_tokens, lev_estimate *e) {
+  bool gpu = lev_run_backend(c) == LEV_BACKEND_CUDA, bf16 = w->m.dtype == LEV_BF16;
+  const char *own = gpu && bf16 ? own_kernels(c, w, max_tokens) : NULL;
+  if (!gpu) note(e, "planned for the CPU, to which ceilings of a GPU do not apply (--run.device=cuda plans for GPUs)");
+  if (!bf16)
+    note(e, "computes in %s, attention through our own kernels: ceilings of bf16 and cuDNN are out of reach",
+         lev_dtype_name(w->m.dtype));
+  if (own) note(e, "attention (%s) goes through our own kernels: a ceiling of cuDNN is out of reach", own);
+  if (c->data.packed)
+    note(e, "attention is counted over whole sequences; packed documents take less, by lengths no plan knows");
+  if (c->parallel.ranks > LEV_HOST_GPUS)
+    note(e, "%lld ranks are more than a host of %d GPUs has: between hosts a link ceiling of NVLink is out of reach",
+         (long long)c->parallel.ranks, LEV_HOST_GPUS);
+}
+
 /* ---- the estimate ---- */
 
 static const struct {
@@ -295,6 +330,7 @@ lev_status lev_estimate_step(const lev_config *config, int rank, const lev_ceili
     count_events(trace, plan.micro_batches, out->cost);
     count_update(config, &plan, out->cost);
     sum_up(config, ceilings, out);
+    take_notes(config, &w, plan.max_tokens, out);
     lev_rank_plan_free(&plan);
   }
   lev_trace_destroy(trace);

@@ -67,12 +67,20 @@ typedef struct lev_cost {
   double amount, seconds;
 } lev_cost;
 
+#define LEV_ESTIMATE_NOTES 5
+#define LEV_ESTIMATE_NOTE 200
+#define LEV_HOST_GPUS 8 /* ranks that a fast link connects */
+
 typedef struct lev_estimate {
   int rank;
   lev_cost cost[LEV_COSTS];
   double compute, forward_backward, optimizer, step; /* seconds */
   double tokens_per_second;                          /* of all ranks */
   lev_cost_id bound;                                 /* the largest part of whatever takes most of the step */
+  /* Where the step departs from what the usual ceilings are of: bf16, attention through cuDNN, one document in a
+   * sequence, ranks of one host, GPUs. */
+  char note[LEV_ESTIMATE_NOTES][LEV_ESTIMATE_NOTE];
+  int n_notes;
 } lev_estimate;
 
 /* Estimates a step of `rank` from a dry run. Errors: those of lev_plan_rank, LEV_ERR_NOMEM. */

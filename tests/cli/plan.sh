@@ -83,6 +83,11 @@ assert near(e['compute_seconds'], compute) and near(e['forward_backward_seconds'
 assert near(e['optimizer_seconds'], update) and near(e['step_seconds'], max(compute, beside) + update)
 assert near(e['tokens_per_second'], 4 * (1 << 20) / e['step_seconds']) and e['bound_by'] in s" $configs/paper-667b.toml $configs/ceilings-h200.toml
 check "--ceilings of a file that is not there" expect_exit 8 "$levee" plan $configs/demo.toml --ceilings "$work/none.toml"
+check "--ceilings: notes where a run is of other kinds" python "
+p = plan(a[0], '--model.dtype=f32', '--run.device=cuda', '--parallel.ranks=16', '--ceilings', a[1])['estimate']['notes']
+assert len(p) == 2 and 'f32' in p[0] and 'NVLink' in p[1], p
+assert plan(a[0], '--run.device=cuda', '--ceilings', a[1])['estimate']['notes'] == []" $configs/olmoe-1b-7b.toml $configs/ceilings-h200.toml
+check "... and in the text" sh -c "'$levee' plan $configs/demo.toml --run.device=cpu --ceilings $configs/ceilings-h200.toml | grep -c '^  note: ' | grep -qx 2"
 printf '[ceilings]\nmatmul_tflops = 1\n' > "$work/few.toml"
 check "--ceilings with keys missing" expect_exit 2 "$levee" plan $configs/demo.toml --ceilings="$work/few.toml"
 # Giant settings: of micro-batches that are alike one is planned; layers are gone through, so there are only so many.

@@ -150,6 +150,43 @@ T_TEST(estimate_of_a_million_tokens_on_one_h200) {
   T_EXPECT_MSG(fabs(estimate.step - 480) < 24, "%.1f s", estimate.step);
 }
 
+/* What a user's ceilings are probably not of is said; of the run that the measured ones are of, nothing. */
+T_TEST(estimate_notes_what_ceilings_are_not_of) {
+  static const struct {
+    const char *settings, *notes[3];
+  } cases[] = {
+      {"", {NULL}},
+      {"[parallel]\nranks = 8\n", {NULL}},
+      {"[parallel]\nranks = 16\n", {"16 ranks are more than a host of 8"}},
+      {"[run]\ndevice = 'cpu'\n", {"planned for the CPU"}},
+      {"[model]\ndtype = 'f32'\n", {"computes in f32"}},
+      {"[model]\ndtype = 'f64'\n[run]\ndevice = 'cpu'\n", {"planned for the CPU", "computes in f64"}},
+      {"[run]\nattention = 'tiled'\n", {"attention (run.attention = tiled)"}},
+      {"[run]\nattention = 'cudnn'\n", {NULL}},
+      {"[model]\nhead_dim = 20\n", {"attention (of its size or length)"}},
+      {"[train]\ncontext = 512\n", {"attention (of its size or length)"}},
+      {"[data]\npacked = true\n", {"counted over whole sequences"}},
+      {"[data]\npacked = true\n[parallel]\nranks = 2\n",
+       {"attention (packed documents on a ring)", "counted over whole sequences"}},
+      {"[data]\npacked = true\n[parallel]\nranks = 2\ncontext = 1\n", {"counted over whole sequences"}},
+      {"[model]\nsliding_window = 300\n", {NULL}},
+      {"[model]\nsliding_window = 300\n[parallel]\nranks = 2\n", {"attention (a sliding window on a ring)"}},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+    int n = 0;
+    plan_small(&config, 0);
+    config.model.head_dim = 16, config.train.context = 65536, config.run.device = LEV_DEVICE_CUDA;
+    T_EXPECT_OK(lev_config_parse(&config, cases[i].settings, "case"));
+    T_REQUIRE_OK(lev_estimate_step(&config, 0, &unit, &estimate));
+    for (; cases[i].notes[n]; ++n)
+      T_EXPECT_MSG(n < estimate.n_notes && strstr(estimate.note[n], cases[i].notes[n]), "case %d, note %d: %s", (int)i,
+                   n, n < estimate.n_notes ? estimate.note[n] : "none");
+    T_EXPECT_MSG(estimate.n_notes == n, "case %d: %d notes, the last %s", (int)i, estimate.n_notes,
+                 estimate.n_notes > 0 ? estimate.note[estimate.n_notes - 1] : "");
+    for (int k = 0; k < estimate.n_notes; ++k) T_EXPECT(strlen(estimate.note[k]) < LEV_ESTIMATE_NOTE - 1);
+  }
+}
+
 static lev_status read_text(const char *text) {
   char path[] = "/tmp/ceilings-XXXXXX";
   lev_ceilings c;
