@@ -12,5 +12,7 @@ LEV_MUST_CHECK lev_status lev_settings(lev_config *config, int *argc, char **arg
 
 /* "model NAME: ... parameters, ... active; bf16, context ..., ... ranks on ..., ... tokens each at most". */
 void lev_print_model(const lev_config *config, const lev_rank_plan *plan);
+/* "all N ranks together: ...", of plans by class (`of` NULL: one of each rank); nothing for a single rank. */
+void lev_print_together(const lev_rank_plan *plan, const int *of, int ranks);
 
 #endif

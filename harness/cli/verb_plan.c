@@ -173,6 +173,7 @@ static void print_plan(const lev_config *config, const shown *s) {
   size_t device, host;
   lev_print_model(config, &s->world.plan[s->world.largest]);
   lev_memory_table(&s->report, stdout);
+  lev_print_together(s->world.plan, s->world.classes.of, s->report.ranks);
   excess(s, &device, &host);
   if (device)
     printf("does not fit: %s over memory.device_memory = %s less a reserve of %s\n", lev_bytes_text(device, a),
@@ -180,7 +181,8 @@ static void print_plan(const lev_config *config, const shown *s) {
   if (host)
     printf("does not fit: %s over memory.host_memory = %s\n", lev_bytes_text(host, a),
            lev_bytes_text(s->report.host_limit, b));
-  if ((s->report.device_limit || s->report.host_limit) && !device && !host) puts("fits the limits");
+  if ((s->report.device_limit || s->report.host_limit) && !device && !host)
+    puts(s->report.ranks > 1 ? "each rank fits the limits, which are of one rank" : "fits the limits");
 }
 
 static lev_status print_json(const shown *s) {
@@ -220,9 +222,21 @@ static lev_status estimate(const lev_config *config, const plan_options *o, show
   return LEV_OK;
 }
 
+/* Bytes of all ranks together, as a note. */
+static lev_status note_together(shown *s) {
+  unsigned long long sum[LEV_MEM_CLASSES] = {0};
+  for (int r = 0; r < s->report.ranks; ++r)
+    for (int cls = 0; cls < LEV_MEM_CLASSES; ++cls)
+      sum[cls] += lev_ledger_peak(s->world.plan[s->world.classes.of[r]].ledger, (lev_mem)cls);
+  return note(s, "all_ranks_bytes",
+              format("{\"device\": %llu, \"pinned\": %llu, \"host\": %llu}", sum[LEV_MEM_DEVICE], sum[LEV_MEM_PINNED],
+                     sum[LEV_MEM_HOST]));
+}
+
 /* The plan and, where asked for, the estimate. */
 static lev_status print_all(const lev_config *config, const plan_options *o, shown *s) {
   if (o->json) {
+    LEV_TRY(note_together(s));
     LEV_TRY(estimate(config, o, s));
     return print_json(s);
   }
@@ -334,7 +348,13 @@ static lev_status note_auto(shown *s, const lev_auto_result *result) {
 }
 
 static void print_auto(const lev_auto_result *result) {
-  puts(result->fits ? "chosen settings:" : "no choice fits; with the least caps:");
+  const char *why = result->host_binds        ? "memory.host_memory, to which more layer inputs would go, is too small"
+                    : result->host_excess > 0 ? "memory.device_memory and memory.host_memory are too small"
+                                              : "memory.device_memory is too small";
+  if (result->fits)
+    puts("chosen settings:");
+  else
+    printf("no choice fits: %s; more parallel.ranks or a shorter train.context take less. The least caps:\n", why);
   for (int i = 0; i < result->n_words; ++i) printf("  %s\n", result->word[i].text);
 }
 

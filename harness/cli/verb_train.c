@@ -136,6 +136,7 @@ static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
   one.rank = &t->ranks[rank], one.n = 1;
   lev_print_model(&t->config, &memory->planned[rank]);
   lev_memory_table(&one, stdout);
+  lev_print_together(memory->planned, NULL, memory->ranks);
   fflush(stdout);
   LEV_TRY(within_limits(&t->config, &report));
   plan_plain(t, rank);

@@ -520,11 +520,11 @@ static void begin_caps(search *s, const mode *m) {
   write_cap(c, CAP_MUON, 0);
   write_cap(c, CAP_KEEP, m->keep);
   write_cap(c, CAP_FOREIGN, m->foreign);
-  write_cap(c, CAP_BLOCK_Q, m->blocks);
-  write_cap(c, CAP_BLOCK_K, m->blocks);
+  bool gpu = lev_run_backend(c) == LEV_BACKEND_CUDA, least_scratch = gpu && m->shift > 0;
+  write_cap(c, CAP_BLOCK_Q, gpu ? 0 : m->blocks); /* kernels of a GPU have blocks of their own */
+  write_cap(c, CAP_BLOCK_K, gpu ? 0 : m->blocks);
   lev_model model = lev_model_of(c);
   attn_config attention = lev_attention_config(c, &model, n);
-  bool least_scratch = m->shift > 0 && lev_run_backend(c) == LEV_BACKEND_CUDA;
   size_t workspace = least_scratch ? attn_least_workspace((int)c->parallel.context, &attention) : 0;
   write_cap(c, CAP_WORKSPACE, (int64_t)workspace);
 }
@@ -560,9 +560,10 @@ static lev_status try_mode(search *s, int64_t context, const mode *m, bool *fits
   return LEV_OK;
 }
 
-/* The least that is given up, in the smallest context group with which that fits. Groups without a sequence would be
+/* The least that is given up, in the smallest context group with which that fits; where none does, whether the host's
+ * limit alone is why. Groups without a sequence would be
  * idle, so there are no more groups than sequences. */
-static lev_status choose_mode(search *s, int64_t given_context, bool *fits) {
+static lev_status choose_mode(search *s, int64_t given_context, bool *fits, bool *host_binds) {
   int64_t ranks = s->c->parallel.ranks;
   *fits = false;
   for (int good = 1; good >= 0; --good)
@@ -573,8 +574,11 @@ static lev_status choose_mode(search *s, int64_t given_context, bool *fits) {
         LEV_TRY(try_mode(s, d, &modes[m], fits));
       if (*fits || given_context > 0) break;
     }
-  bool host; /* where nothing fits, the host still takes what it can */
-  return *fits ? LEV_OK : raise_host(s, &host);
+  bool host;
+  *host_binds = false;
+  if (*fits) return LEV_OK;
+  LEV_TRY(fits_device(s, host_binds));
+  return raise_host(s, &host); /* it still takes what it can */
 }
 
 /* Raises the caps one after the other; `again`: only those that memory bound before, from where they are. */
@@ -640,7 +644,7 @@ static lev_status most_over(const search *s, lev_auto_result *out, int *rank, in
 static lev_status settle(search *s, int64_t given_context, lev_auto_result *out, bool *again) {
   int64_t bytes;
   int rank = 0;
-  LEV_TRY(choose_mode(s, given_context, &out->fits));
+  LEV_TRY(choose_mode(s, given_context, &out->fits, &out->host_binds));
   if (out->fits && s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
   if (out->fits) LEV_TRY(raise_all(s, false));
   if (out->fits) LEV_TRY(refill(s));

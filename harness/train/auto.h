@@ -30,6 +30,7 @@ typedef struct lev_auto_word {
 typedef struct lev_auto_result {
   bool fits;                         /* false: not even with the least caps, which the configuration then holds */
   size_t device_excess, host_excess; /* of those, over the limits */
+  bool host_binds;                   /* where nothing fits: with more host memory alone something would */
   lev_auto_word word[LEV_AUTO_WORDS];
   int n_words;
 } lev_auto_result;

@@ -43,10 +43,18 @@ done
 check "a million tokens on one card" expect_exit 0 "$levee" plan $configs/olmoe-1b-7b.toml --auto --context 1M --device-memory=139GiB --host-memory=120GiB
 check "... printed as settings" grep -q '^  --memory.sco_host_budget=' "$work/out"
 check "... with a longer context it does not fit" expect_exit 3 "$levee" plan $configs/olmoe-1b-7b.toml --auto --context 4M --device-memory=139GiB --host-memory=120GiB
+check "... says which limit is why" grep -q '^no choice fits: memory.device_memory is too small' "$work/out"
 check "... and says by how much" grep -q '^does not fit: .* over memory.device_memory' "$work/out"
 
 printf 'plain schedules, balanced (balanced routing)\nplain schedules, 95/4 (95 %% of the tokens on the same 4 experts)\n' > "$work/labels"
 check "--plain: both routings, labelled" sh -c "'$levee' plan $configs/demo.toml --plain | grep '^plain schedules' | cmp - '$work/labels'"
+check "what all ranks take together" python "
+p = plan(a[0], '--all-ranks')
+assert p['all_ranks_bytes'] == {c: sum(r[c]['planned_bytes'] for r in p['per_rank']) for c in ('device', 'pinned', 'host')}
+assert plan(a[0])['all_ranks_bytes'] == p['all_ranks_bytes'] and p['ranks'] == 8" $configs/qwen3-30b-a3b.toml
+check "... is a line where there are several" sh -c "'$levee' plan $configs/qwen3-30b-a3b.toml --device-memory 90GiB | tail -2 > '$work/tail'"
+check "... with limits that are of one" sh -c "head -1 '$work/tail' | grep -Eq '^all 8 ranks together: [0-9.]+ GiB of devices, [0-9.]+ GiB of pinned' && tail -1 '$work/tail' | grep -q '^each rank fits'"
+check "... and none for one rank" sh -c "! '$levee' plan $configs/olmoe-1b-7b.toml | grep together"
 check "--plain --json: the balanced one" python "
 p, b = plan(a[0], '--plain'), plan(a[0])
 assert p['routing'] == 'balanced' and peaks(p)[0] > 2 * peaks(b)[0] and len(p['per_rank']) == 1" $configs/demo.toml

@@ -243,13 +243,44 @@ T_TEST(auto_reports_what_is_missing) {
   plan_set(&config, "memory.device_memory", "100KiB");
   picked = config;
   T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
-  T_EXPECT(!result.fits && result.device_excess > 0 && result.host_excess == 0);
+  T_EXPECT(!result.fits && result.device_excess > 0 && result.host_excess == 0 && !result.host_binds);
   T_EXPECT_EQ_I64(over_limits(&picked), result.device_excess);
   plan_set(&config, "memory.device_memory", "100MiB");
   plan_set(&config, "memory.host_memory", "1MiB");
   picked = config;
   T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
-  T_EXPECT(!result.fits && result.device_excess == 0 && result.host_excess > 0);
+  T_EXPECT(!result.fits && result.device_excess == 0 && result.host_excess > 0 && result.host_binds);
+}
+
+/* The limit that binds is not always the one that is passed: layer inputs that the host has no room for stay on the
+ * device. */
+T_TEST(auto_says_which_limit_binds) {
+  plan_small(&config, 0);
+  config.train.context = 20000, config.model.num_hidden_layers = 12;
+  plan_set(&config, "memory.device_memory", "40MiB");
+  plan_set(&config, "memory.host_memory", "16MiB");
+  picked = config;
+  T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
+  T_EXPECT(!result.fits && result.device_excess > 0 && result.host_excess == 0 && result.host_binds);
+  plan_set(&config, "memory.host_memory", "1GiB");
+  picked = config;
+  T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
+  T_EXPECT(result.fits && !result.host_binds);
+}
+
+/* Blocks of attention are of the CPU's kernels: no cap for a GPU. */
+T_TEST(auto_lists_no_cap_that_the_device_lacks) {
+  for (int gpu = 0; gpu < 2; ++gpu) {
+    int blocks = 0;
+    plan_small(&config, 0);
+    config.train.context = 5000, config.run.device = gpu ? LEV_DEVICE_CUDA : LEV_DEVICE_CPU;
+    plan_set(&config, "memory.device_memory", "100KiB");
+    picked = config;
+    T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
+    for (int i = 0; i < result.n_words; ++i) blocks += strstr(result.word[i].name, "attention_block") != NULL;
+    T_EXPECT(!result.fits && result.n_words > 4);
+    T_EXPECT_EQ_I64(blocks, gpu ? 0 : 2);
+  }
 }
 
 T_TEST(auto_counts_the_reserve) {
