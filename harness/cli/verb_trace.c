@@ -12,7 +12,7 @@ static const char help[] =
     "levee trace RUN [options]: timeline of bytes by tag, from RUN/trace.rank<r>.jsonl and RUN/memory.json\n"
     "  --rank R       this rank alone; default: the one with the largest device plan, and on the page up to 7 more\n"
     "  --phases       a row for every occurrence of a phase, in order; default: one row per phase name\n"
-    "  --output FILE  where the page goes; default RUN/trace.html\n"
+    "  --output FILE  where the page goes; default RUN/trace.html, with --rank R RUN/trace.rankR.html\n"
     "  --json         the numbers behind the page on stdout; no table, no page\n"
     "A trace that ends early, or that the run stopped recording at its cap, is shown as far as it goes; the exit "
     "status\n"
@@ -71,11 +71,12 @@ static lev_status print_json(const lev_timeline *timeline) {
 }
 
 static lev_status show(const trace_options *o, const lev_timeline *const *ranks, int n) {
-  char path[1024], title[512];
+  char path[1024], title[512], rank[32] = "";
   size_t length = strlen(o->run);
   while (length > 1 && o->run[length - 1] == '/') --length;
   snprintf(title, sizeof title, "%.*s", length < 500 ? (int)length : 500, o->run);
-  snprintf(path, sizeof path, "%.*s/trace.html", length < 1000 ? (int)length : 1000, o->run);
+  if (o->rank >= 0) snprintf(rank, sizeof rank, ".rank%d", o->rank);
+  snprintf(path, sizeof path, "%.*s/trace%s.html", length < 900 ? (int)length : 900, o->run, rank);
   if (o->json) return print_json(ranks[0]);
   const char *page = o->output ? o->output : path;
   LEV_TRY(lev_trace_table(ranks[0], o->phases, stdout));

@@ -25,7 +25,7 @@ typedef struct train {
   lev_config config;
   lev_metrics metrics;
   size_t plain[LEV_MODULES]; /* device bytes of each module's plain schedule, planned */
-  int64_t first_step;
+  int64_t first_step, last_step, saved_step;
   bool validated;      /* in this process */
   double step_seconds; /* running mean for the ETA */
   lev_status failed;   /* first failure inside a callback */
@@ -153,7 +153,7 @@ static char *metrics_path(const train *t, char path[1024]) {
 static lev_status on_started(void *ctx, int64_t first_step) {
   train *t = ctx;
   char path[1024];
-  t->first_step = first_step;
+  t->first_step = first_step, t->last_step = t->saved_step = first_step - 1;
   if (first_step > t->config.train.steps)
     printf("nothing left to do: %lld of %lld steps are done; --checkpoint.resume=false starts over\n",
            (long long)(first_step - 1), (long long)t->config.train.steps);
@@ -248,6 +248,7 @@ static void on_step(void *ctx, const lev_step_record *r, const lev_run_memory *m
   train *t = ctx;
   bool first = r->step == t->first_step;
   t->step_seconds = first ? r->seconds : 0.9 * t->step_seconds + 0.1 * r->seconds;
+  t->last_step = r->step;
   record_step(t, r);
   if (first || r->step == r->steps || r->step % t->config.run.log_freq == 0) print_step(t, r, memory);
   if (first) write_memory(t, memory);
@@ -272,6 +273,7 @@ static void on_validation(void *ctx, const lev_validation_record *r) {
 static void on_checkpoint(void *ctx, int64_t step, lev_status status, const char *detail) {
   train *t = ctx;
   t->unsaved = status;
+  if (status == LEV_OK) t->saved_step = step;
   if (status == LEV_OK)
     printf("checkpoint of step %lld in %s/%s\n", (long long)step, t->config.run.folder, t->config.checkpoint.folder);
   else
@@ -330,6 +332,15 @@ static void gpu_rows(const lev_run_memory *memory) {
   }
 }
 
+/* Whether a run that was told to stop before its last step can go on from there. */
+static void stopped_row(const train *t) {
+  if (t->last_step >= t->config.train.steps) return;
+  printf("stopped at step %lld of %lld, %s\n", (long long)t->last_step, (long long)t->config.train.steps,
+         t->saved_step == t->last_step ? "checkpoint saved: the same command goes on from there"
+         : t->unsaved != LEV_OK        ? "its checkpoint could not be written"
+                                       : "no checkpoint saved");
+}
+
 /* memory.json of a run without steps: what is planned. */
 static void report_plan(train *t, const lev_run_memory *memory) {
   lev_run_memory planned = *memory;
@@ -355,7 +366,32 @@ static void on_finished(void *ctx, const lev_run_memory *memory) {
     puts("no validation this time; ranks without a sequence in a step work in validation alone");
   gpu_rows(memory);
   heap_row(t);
+  stopped_row(t);
   fflush(stdout);
+}
+
+/* Length of the shortest part of a path that is not there yet; 0: all of it is. */
+static size_t first_missing(const char *path) {
+  char part[LEV_TEXT_MAX];
+  for (size_t n = 1; path[n - 1]; ++n) {
+    if (path[n] != '/' && path[n] != '\0') continue;
+    snprintf(part, sizeof part, "%.*s", (int)n, path);
+    if (access(part, F_OK) != 0) return n;
+  }
+  return 0;
+}
+
+/* Takes empty folders away, the last one first, down to the one that ends at `first` bytes (0: none). */
+static void remove_empty(const char *folder, size_t first) {
+  char path[LEV_TEXT_MAX];
+  size_t n = strlen(folder);
+  snprintf(path, sizeof path, "%s", folder);
+  while (first > 0 && n >= first && rmdir(path) == 0) {
+    while (n > 0 && path[n - 1] == '/') --n; /* behind the name */
+    while (n > 0 && path[n - 1] != '/') --n;
+    while (n > 0 && path[n - 1] == '/') --n;
+    path[n] = '\0';
+  }
 }
 
 /* One run per folder: two would take each other's checkpoints away. Held until the process ends. */
@@ -367,6 +403,32 @@ static lev_status lock_folder(const char *folder) {
   close(held);
   return lev_fail(LEV_ERR_CONFIG, "another run is at work in %s; wait for its end or choose another run.folder",
                   folder);
+}
+
+static lev_status train_in_folder(train *t) {
+  LEV_TRY(lev_make_dir(t->config.run.folder, NULL));
+  LEV_TRY(lock_folder(t->config.run.folder));
+  t->ranks = lev_calloc(LEV_HEAP_REPORT, (size_t)t->config.parallel.ranks, sizeof *t->ranks);
+  if (!t->ranks) return LEV_ERR_NOMEM;
+  t->colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGTERM, &action, NULL);
+  sigaction(SIGINT, &action, NULL);
+  lev_run_observer observer = {.ctx = t,
+                               .planned = on_planned,
+                               .started = on_started,
+                               .validated = on_validated,
+                               .step = on_step,
+                               .validation = on_validation,
+                               .checkpoint = on_checkpoint,
+                               .profiled = on_profiled,
+                               .finished = on_finished};
+  lev_status st = lev_run(&t->config, &observer, &stop_asked);
+  lev_metrics_close(&t->metrics);
+  lev_free(t->ranks);
+  if (st == LEV_OK) st = t->failed;
+  if (st == LEV_OK && t->unsaved != LEV_OK) st = lev_fail(t->unsaved, "the last checkpoint could not be written");
+  return st;
 }
 
 static const char help[] =
@@ -387,28 +449,9 @@ int lev_verb_train(int argc, char **argv) {
     if (strcmp(argv[i], "--profile") == 0) argv[i] = profile;
   lev_status st = lev_settings(&t.config, &argc, argv);
   if (st == LEV_OK && argc > 0) st = lev_config_unexpected(argv[0]);
-  if (st == LEV_OK) st = lev_make_dir(t.config.run.folder, NULL);
-  if (st == LEV_OK) st = lock_folder(t.config.run.folder);
   if (st != LEV_OK) return lev_verb_failed("train", st);
-  t.ranks = lev_calloc(LEV_HEAP_REPORT, (size_t)t.config.parallel.ranks, sizeof *t.ranks);
-  if (!t.ranks) return lev_verb_failed("train", LEV_ERR_NOMEM);
-  t.colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
-  struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGTERM, &action, NULL);
-  sigaction(SIGINT, &action, NULL);
-  lev_run_observer observer = {.ctx = &t,
-                               .planned = on_planned,
-                               .started = on_started,
-                               .validated = on_validated,
-                               .step = on_step,
-                               .validation = on_validation,
-                               .checkpoint = on_checkpoint,
-                               .profiled = on_profiled,
-                               .finished = on_finished};
-  st = lev_run(&t.config, &observer, &stop_asked);
-  lev_metrics_close(&t.metrics);
-  lev_free(t.ranks);
-  if (st == LEV_OK) st = t.failed;
-  if (st == LEV_OK && t.unsaved != LEV_OK) st = lev_fail(t.unsaved, "the last checkpoint could not be written");
+  size_t made = first_missing(t.config.run.folder);
+  st = train_in_folder(&t);
+  if (st != LEV_OK) remove_empty(t.config.run.folder, made); /* of a run that was refused */
   return st == LEV_OK ? 0 : lev_verb_failed("train", st);
 }

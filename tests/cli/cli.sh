@@ -81,7 +81,7 @@ missing_input() {
   code=$1 text=$2
   shift 2
   expect_exit "$code" "$levee" train "$work/tiny.toml" --run.folder="$work/x" "$@" && grep -q "$text" "$work/err" &&
-    ! [ -s "$work/out" ]
+    ! [ -s "$work/out" ] && ! [ -e "$work/x" ]
 }
 bench_unwritable() {
   expect_exit 8 "$levee" bench gemm.square --backend cpu --results "$work/none/b.jsonl" && ! [ -s "$work/out" ]
@@ -234,10 +234,26 @@ stopped_and_resumed() {
   kill -TERM $pid
   wait $pid || return 1
   ls "$1/checkpoints" | grep -q step- || return 1
+  tail -n 1 "$work/log1" | grep -Eq '^stopped at step ([3-9]|1[01]) of 12, checkpoint saved' || return 1
   run "$1" && same_run "$1"
 }
 check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work/term"
 
+# Without an optimizer there is nothing to save.
+stopped_unsaved() {
+  : > "$work/log1" # the loop below must not see an earlier log
+  "$levee" train "$work/tiny.toml" --run.folder="$work/nosave" --optimizer.name=none --train.steps=100000 > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "^step 3/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+  kill -TERM $pid
+  wait $pid && tail -n 1 "$work/log1" | grep -Eq '^stopped at step [0-9]+ of 100000, no checkpoint saved'
+}
+check "a stopped run without checkpoints says so" stopped_unsaved
+check "a run to its end was not stopped" sh -c "! grep -q '^stopped' '$work/train.log'"
 # A validation that a stop cut off is made up for; the run ends with the metrics of the uninterrupted one.
 stopped_in_validation() {
   "$levee" train "$work/tiny.toml" --run.folder="$1" --data.valid="$work/t.train" > "$work/log1" 2>&1 || return 1
@@ -284,7 +300,24 @@ cut_trace() {
 }
 check "a trace that ends early is said to" cut_trace
 
+trace_of_rank() {
+  cp -r "$work/a" "$work/ranks"
+  "$levee" trace "$work/ranks" && sum=$(cksum < "$work/ranks/trace.html") && "$levee" trace "$work/ranks" --rank 1 || return 1
+  grep -q "^page: $work/ranks/trace.rank1.html" "$work/log" && [ "$(cksum < "$work/ranks/trace.html")" = "$sum" ] &&
+    [ -s "$work/ranks/trace.rank1.html" ]
+}
+check "the page of one rank leaves the others' alone" trace_of_rank
+
 # Limits, folders and outputs that do not do.
+# refused_folder FOLDER GONE: a run in FOLDER that is refused leaves no GONE.
+refused_folder() {
+  expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$1" --memory.device_memory=64KiB && ! [ -e "$2" ] &&
+    [ -d "$(dirname "$2")" ]
+}
+check "train over a limit leaves no folder that it made" refused_folder "$work/new-runs//l/" "$work/new-runs"
+mkdir "$work/old-runs" "$work/old-runs/l"
+check "... and those that were there" refused_folder "$work/old-runs/l/m" "$work/old-runs/l/m"
+check "... empty or not" sh -c "! '$levee' train '$work/tiny.toml' --run.folder='$work/old-runs/l' --memory.device_memory=64KiB && [ -d '$work/old-runs/l' ]"
 check "train over a limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.device_memory=64KiB
 check "train over a host limit" expect_exit 3 "$levee" train "$work/tiny.toml" --run.folder="$work/l" --memory.host_memory=64KiB
 check "no steps" expect_exit 0 "$levee" train "$work/tiny.toml" --run.folder="$work/none" --train.steps=0 --lr_scheduler.warmup_steps=0
