@@ -19,7 +19,7 @@ static const char help[] =
     "levee plan CONFIG.toml [options] [--section.key=value ...]: every byte of a run of the configuration, by dry run\n"
     "  --device-memory, --host-memory, --context VALUE\n"
     "                    short for --memory.device_memory, --memory.host_memory, --train.context; past a limit\n"
-    "                    the exit status is 3\n"
+    "                    (both are of one rank) the exit status is 3\n"
     "  --run.device=cuda for a machine with GPUs, wherever the plan is made; default: for this one\n"
     "  --auto            picks all caps so that everything fits the limits, and prints them as settings\n"
     "  --plain           with the unbounded schedule of every module, under balanced and under 95/4 routing\n"

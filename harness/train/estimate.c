@@ -233,7 +233,7 @@ static const char *own_kernels(const lev_config *c, const work *w, int64_t max_t
   bool ring = w->context > 1;
   if (attn_least_workspace(w->context, &a) > 0) return ring && w->m.window > 0 ? "a sliding window on a ring" : NULL;
   if (c->run.attention == ATTN_TILED) return "run.attention = tiled";
-  return ring && c->data.packed ? "packed documents on a ring" : "of its size or length";
+  return ring && c->data.packed ? "packed documents on a ring" : "its length or head size";
 }
 
 static void note(lev_estimate *e, const char *form, ...) __attribute__((format(printf, 2, 3)));
@@ -251,10 +251,10 @@ static void take_notes(const lev_config *c, const work *w, int64_t max_tokens, l
   if (!bf16)
     note(e, "computes in %s, attention through our own kernels: ceilings of bf16 and cuDNN are out of reach",
          lev_dtype_name(w->m.dtype));
-  if (own) note(e, "attention (%s) goes through our own kernels: a ceiling of cuDNN is out of reach", own);
+  if (own) note(e, "attention goes through our own kernels (%s): a ceiling of cuDNN is out of reach", own);
   if (c->data.packed)
     note(e, "attention is counted over whole sequences; packed documents take less, by lengths no plan knows");
-  if (c->parallel.ranks > LEV_HOST_GPUS)
+  if (gpu && c->parallel.ranks > LEV_HOST_GPUS)
     note(e, "%lld ranks are more than a host of %d GPUs has: between hosts a link ceiling of NVLink is out of reach",
          (long long)c->parallel.ranks, LEV_HOST_GPUS);
 }
