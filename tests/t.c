@@ -27,7 +27,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int failures;        /* of the running test */
 static atomic_llong checks; /* likewise */
 static bool skipped, on_cuda;
-static uint64_t seed = 20260901;
+static uint64_t seed = T_SEED;
 
 static void add_entry(t_entry entry) {
   if (n_entries == T_MAX) {

@@ -36,7 +36,8 @@ void t_skip(const char *format, ...) LEV_PRINTF(1, 2);
 void t_on_cuda(void);
 /* True once the running test has failed (to stop long loops). */
 bool t_failed(void);
-/* Seed of this run (printed on failure, settable). */
+/* Seed of this run (printed on failure, settable; T_SEED by default). */
+#define T_SEED 20260901u
 uint64_t t_seed(void);
 
 #define T_EXPECT(cond) t_check((cond), __FILE__, __LINE__, "expected %s", #cond)

@@ -7,6 +7,7 @@
 #include "common/dims.h"
 #include "harness/model/attention_graph.h"
 #include "tests/model/attention_rig.h"
+#include "tests/readme.h"
 
 #define TOLERANCE 8e-3 /* bf16 results */
 
@@ -74,6 +75,23 @@ T_TEST(attention_workspace_follows_the_formula) {
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), c.workspace);
   c.workspace -= 1; /* a query head of each at a time */
   T_EXPECT_EQ_I64(planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD), backward_bytes(2, 1, 4, n, d, false));
+}
+
+/* The table of README.md's section "Bytes". */
+T_TEST(attention_readme) {
+  const int64_t tokens[] = {32768, 131072, 1048576}, heads[] = {16, 16, 8}, d = 128;
+  for (int i = 0; i < 3; ++i) {
+    attn_config c = config_of(tokens[i], heads[i], heads[i], d);
+    size_t some = planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD);
+    int64_t at_a_time = 1;
+    while (at_a_time < heads[i] && backward_bytes(at_a_time, 1, 1, tokens[i], d, false) < some) at_a_time *= 2;
+    T_EXPECT_EQ_I64(backward_bytes(at_a_time, 1, 1, tokens[i], d, false), some);
+    c.workspace = (size_t)1 << 40;
+    double all = (double)planned(1, LEV_BACKEND_CUDA, &c, ATTN_BACKWARD) / (1 << 20);
+    t_readme("harness/model/README.md", "| %s | %lld | %.0f MiB: %lld at a time | %.*f %s |", T_COMMAS(tokens[i]),
+             (long long)heads[i], (double)some / (1 << 20), (long long)at_a_time, all < 1024 ? 0 : 2,
+             all < 1024 ? all : all / 1024, all < 1024 ? "MiB" : "GiB");
+  }
 }
 
 /* Room for packed documents: tables, q and dq apart from the caller's, and with several query heads per key head k, v,
