@@ -214,13 +214,23 @@ static lev_status set_size(lev_config *config, const option *o, const char *valu
   return LEV_OK;
 }
 
+/* The shortest text that reads back to the same number. */
+static const char *real_text(double value, char text[40]) {
+  for (int digits = 6; digits <= 17; ++digits) {
+    snprintf(text, 40, "%.*g", digits, value);
+    if (strtod(text, NULL) == value) break;
+  }
+  return text;
+}
+
 static lev_status set_real(lev_config *config, const option *o, const char *value, const char *origin) {
-  char *end;
+  char *end, text[40], low[40], high[40];
   double x = strtod(value, &end);
   if (!starts_decimal(value) || end == value || *end != '\0' || !isfinite(x))
     return lev_fail(LEV_ERR_CONFIG, "%s: %s = \"%.60s\" is no number", origin, o->name, value);
   if (x < o->low_real || x > o->high_real)
-    return lev_fail(LEV_ERR_CONFIG, "%s: %s = %g is outside %g .. %g", origin, o->name, x, o->low_real, o->high_real);
+    return lev_fail(LEV_ERR_CONFIG, "%s: %s = %s is outside %s .. %s", origin, o->name, real_text(x, text),
+                    real_text(o->low_real, low), real_text(o->high_real, high));
   *(double *)field(config, o) = x;
   return LEV_OK;
 }
@@ -428,13 +438,9 @@ static const char *choice_text(const option *o, int index, int *length) {
   return at;
 }
 
-/* The shortest text that reads back to the same number. */
 static void print_real(double value, FILE *out) {
   char text[40];
-  for (int digits = 6; digits <= 17; ++digits) {
-    snprintf(text, sizeof text, "%.*g", digits, value);
-    if (strtod(text, NULL) == value) break;
-  }
+  real_text(value, text);
   fprintf(out, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
 }
 
@@ -499,6 +505,7 @@ void lev_config_print(const lev_config *config, FILE *out) {
 
 void lev_config_help(FILE *out) {
   static const char *const kinds[] = {"int", "size", "real", "true|false", "text", ""};
+  char low[40], high[40];
   lev_config *defaults = lev_calloc(LEV_HEAP_COMMON, 1, sizeof *defaults);
   if (!defaults) return;
   lev_config_defaults(defaults);
@@ -508,7 +515,7 @@ void lev_config_help(FILE *out) {
     print_value(defaults, o, out);
     fprintf(out, "\n      %s", o->help);
     if (o->kind == KIND_INT) fprintf(out, " [%lld .. %lld]", (long long)o->low, (long long)o->high);
-    if (o->kind == KIND_REAL) fprintf(out, " [%g .. %g]", o->low_real, o->high_real);
+    if (o->kind == KIND_REAL) fprintf(out, " [%s .. %s]", real_text(o->low_real, low), real_text(o->high_real, high));
     fputc('\n', out);
   }
   lev_free(defaults);

@@ -53,7 +53,7 @@
     "RMS norm of q and k: over the whole projection (OLMoE: full) or per head (Qwen3: head)")                          \
   O(model, rms_norm_eps, REAL, 1e-5, 0, 1, "epsilon of all RMS norms")                                                 \
   O(model, clip_qkv, REAL, 0, 0, 1e30, "q, k and v clamped to this size after the norms; 0 = off")                     \
-  O(model, rope_theta, REAL, 10000, 1, 1e12, "base of the rotary embedding")                                           \
+  O(model, rope_theta, REAL, 10000, 1, 1e12, "base of the rotary embedding, above 1")                                  \
   O(model, rope_scaling, ROPE, 0, 0, 0, "of the rotary frequencies, for contexts longer than trained before")          \
   O(model, rope_factor, REAL, 1, 1, 1e9, "linear, yarn: how many times longer")                                        \
   O(model, rope_original_max_position, INT, 0, 0, 1LL << 40, "yarn: the context trained before")                       \

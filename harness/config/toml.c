@@ -28,6 +28,12 @@ static bool is_bare(char c) {
   return isalnum((unsigned char)c) || c == '_' || c == '-';
 }
 
+/* What an error shows of the rest of the line. */
+static int rest(const parser *p) {
+  size_t n = strcspn(p->at, "\r\n");
+  return n < 16 ? (int)n : 16;
+}
+
 /* End of a statement: blanks, a comment, then newline or the end. */
 static lev_status end_line(parser *p) {
   skip_blank(p);
@@ -35,7 +41,8 @@ static lev_status end_line(parser *p) {
     while (*p->at && *p->at != '\n') ++p->at;
   if (*p->at == '\r' && p->at[1] == '\n') ++p->at;
   if (*p->at && *p->at != '\n')
-    return lev_fail(LEV_ERR_CONFIG, "%s:%d: unexpected \"%.16s\" at the end of the line", p->name, p->line, p->at);
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: unexpected \"%.*s\" at the end of the line", p->name, p->line, rest(p),
+                    p->at);
   if (*p->at == '\n') ++p->at, ++p->line;
   return LEV_OK;
 }
@@ -108,7 +115,7 @@ static lev_status dotted(parser *p, char *out) {
       for (const char *c = p->value; *c; ++c) LEV_TRY(put(p, out, NAME_MAX_BYTES, &length, *c));
     } else {
       if (!is_bare(*p->at))
-        return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a key, found \"%.16s\"", p->name, p->line, p->at);
+        return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a key, found \"%.*s\"", p->name, p->line, rest(p), p->at);
       while (is_bare(*p->at)) LEV_TRY(put(p, out, NAME_MAX_BYTES, &length, *p->at++));
     }
     skip_blank(p);
@@ -131,7 +138,9 @@ static lev_status bare_value(parser *p) {
     if (*p->at != '_') LEV_TRY(put(p, p->value, sizeof p->value, &length, *p->at));
     ++p->at;
   }
-  if (length == 0) return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a value, found \"%.16s\"", p->name, p->line, p->at);
+  if (length == 0)
+    return lev_fail(LEV_ERR_CONFIG, "%s:%d: expected a value after %s =, found \"%.*s\"", p->name, p->line, p->key,
+                    rest(p), p->at);
   return LEV_OK;
 }
 
@@ -193,7 +202,8 @@ static lev_status statements(parser *p, lev_toml_fn fn, void *ctx) {
 lev_status lev_toml_parse(const char *text, const char *name, lev_toml_fn fn, void *ctx) {
   parser *p = lev_calloc(LEV_HEAP_COMMON, 1, sizeof *p);
   if (!p) return LEV_ERR_NOMEM;
-  p->at = text, p->name = name, p->line = 1;
+  bool marked = strncmp(text, "\xef\xbb\xbf", 3) == 0; /* as some editors begin UTF-8 */
+  p->at = text + (marked ? 3 : 0), p->name = name, p->line = 1;
   lev_status st = statements(p, fn, ctx);
   for (size_t i = 0; i < p->n_seen; ++i) lev_free(p->seen[i]);
   lev_free(p->seen);

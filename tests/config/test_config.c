@@ -125,6 +125,7 @@ T_TEST(config_errors_name_file_line_and_nearest_key) {
   REFUSES("[memory]\ndevice_memory = \"4 parsecs\"\n", "my.toml:2", "512MiB");
   REFUSES("[memory]\ndevice_memory = -1\n", "my.toml:2", "device_memory");
   REFUSES("[memory]\nsco_fraction = 1.5\n", "my.toml:2", "0 .. 1");
+  REFUSES("[optimizer]\nbeta2 = 1\n", "my.toml:2", "beta2 = 1 is outside 0 .. 0.9999999"); /* not rounded to 1 */
   REFUSES("[checkpoint]\nkeep_latest_k = 1\n", "my.toml:2", "2 ..");
   REFUSES("steps = 3\n", "my.toml:1", "train.steps");
 }
@@ -317,6 +318,7 @@ T_TEST(config_help_lists_every_setting) {
   }
   T_EXPECT(n > 80);
   T_EXPECT(strstr(text, "1 .. 1073741824") != NULL); /* the range of train.context */
+  T_EXPECT(strstr(text, "0 .. 0.9999999]") != NULL); /* of optimizer.beta2 */
   free(text);
   free(settings);
 }

@@ -44,6 +44,7 @@ T_TEST(toml_tables_and_dotted_keys) {
   ACCEPTS(" [ t ] # x\r\n\ta=true\t# y\r\n", "2:t.a=true;");
   ACCEPTS("\"quoted key\" = 1\n'x'.y = 2\n", "1:quoted key=1;2:x.y=2;");
   ACCEPTS("a . b = 1\n", "1:a.b=1;");
+  ACCEPTS("\xef\xbb\xbf[t]\na = 1\n", "2:t.a=1;"); /* a byte order mark */
 }
 
 T_TEST(toml_values) {
@@ -66,6 +67,10 @@ T_TEST(toml_refuses_with_the_line) {
   REFUSES("a = 1\nb\n", "f:2:", "=");
   REFUSES("a = 1\n\n= 2\n", "f:3:", "key");
   REFUSES("a =\n", "f:1:", "value");
+  REFUSES("steps =\nnext = 1\n", "f:1:", "a value after steps =, found \"\"");
+  REFUSES("steps = # 1\r\nnext = 1\n", "f:1:", "found \"# 1\"");
+  REFUSES("= 2\nnext = 1\n", "f:1:", "found \"= 2\"");
+  REFUSES("a = 1 2\nnext = 1\n", "f:1:", "unexpected \"2\"");
   REFUSES("a = \"open\nb = 2\n", "f:1:", "string");
   REFUSES("a = 'open", "f:1:", "string");
   REFUSES("a = \"\\q\"\n", "f:1:", "escape");
@@ -78,6 +83,7 @@ T_TEST(toml_refuses_with_the_line) {
   REFUSES("[t\n", "f:1:", "]");
   REFUSES("[t] x\n", "f:1:", "end of the line");
   REFUSES("[]\n", "f:1:", "key");
+  REFUSES("a = 1\n\xef\xbb\xbf\n", "f:2:", "key");
   REFUSES("a..b = 1\n", "f:1:", "key");
   REFUSES("a = 1\rb = 2\n", "f:1:", "end of the line");
   REFUSES("x = 1\n\na = [1, 2]\n", "f:3:", "array");
