@@ -87,9 +87,8 @@ static lev_status check_schedule(int ranks, const llep_config *c) {
   int64_t least = ranks * c->top_k;
   if (c->schedule == LLEP_BOUNDED && c->chunk_rows != 0 && (c->chunk_rows < least || c->chunk_rows > INT32_MAX))
     return lev_fail(LEV_ERR_CONFIG,
-                    "chunk_rows %lld: one token of each rank can send %d x %lld = %lld rows to one rank, "
-                    "so at least that is needed (at most 2^31 - 1)",
-                    (long long)c->chunk_rows, ranks, (long long)c->top_k, (long long)least);
+                    "chunk_rows %lld is outside %lld .. %d: one token of each rank can send %d x %lld rows to one rank",
+                    (long long)c->chunk_rows, (long long)least, INT32_MAX, ranks, (long long)c->top_k);
   if (c->schedule == LLEP_PLAIN &&
       (c->plain_rows > INT32_MAX || (c->plain_rows == 0 && rows_product(c->max_tokens, ranks, c->top_k) < 0)))
     return lev_fail(LEV_ERR_CONFIG,

@@ -171,6 +171,9 @@ T_TEST(llep_configuration_errors) {
   T_EXPECT_MSG(strstr(lev_detail(), "foreign_slots 9: at most all 8 experts"), "%s", lev_detail());
   BAD(plain_rows = -1)
   BAD(chunk_rows = 7) /* < Ep k */
+  T_EXPECT_MSG(strstr(lev_detail(), "chunk_rows 7 is outside 8 .. 2147483647"), "%s", lev_detail());
+  BAD(chunk_rows = (int64_t)1 << 40)
+  T_EXPECT_MSG(strstr(lev_detail(), "is outside 8 .. 2147483647"), "%s", lev_detail());
   BAD(schedule = (llep_schedule)5)
   BAD(max_tokens = (int64_t)1 << 40)
 #undef BAD
