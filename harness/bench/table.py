@@ -4,7 +4,8 @@
     python3 harness/bench/table.py [NAME ...]        prints a table of each area or case, or of the cases that begin so
     python3 harness/bench/table.py --write FILE.md   fills FILE.md between <!-- bench NAME ... --> and <!-- /bench -->
 
-The newest record of a case by `time` counts (of two of one second, the later line).
+The newest record of a case by `time` counts (of two of one second, the later line). A name without a record is an
+error, as a mistyped one is, unless its area has none at all yet.
 """
 
 import json
@@ -19,8 +20,12 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 def newest(area):
     """case -> its newest record, in the order in which cases first appear."""
     out, path = {}, RESULTS / f"{area}.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        record = json.loads(line)
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:  # a run that was killed while it wrote
+            print(f"{path}:{number}: no record, left out", file=sys.stderr)
+            continue
         before = out.get(record["case"])
         if before is None or record["time"] >= before["time"]:
             out[record["case"]] = record
@@ -57,7 +62,10 @@ def select(names):
     """The newest records that the names stand for, as `levee bench` selects cases."""
     rows = []
     for name in names:
-        found = [r for case, r in newest(name.split(".")[0]).items() if case == name or case.startswith(name + ".")]
+        area = newest(name.split(".")[0])
+        found = [r for case, r in area.items() if case == name or case.startswith(name + ".")]
+        if area and not found:
+            sys.exit(f"no record of {name}; there are {' '.join(area)}")
         rows += [r for r in found if r not in rows]
     return fold(rows)
 
@@ -90,16 +98,36 @@ def table(names):
     return "\n".join(lines) + "\n\n" + where + "\n"
 
 
+OPEN, CLOSE = re.compile(r"<!-- bench ([^-]+) -->"), "<!-- /bench -->"
+
+
 def write(path):
-    text = pathlib.Path(path).read_text()
-    fill = lambda m: f"{m[1]}\n{table(m[2].split())}{m[3]}"
-    new, n = re.subn(r"(<!-- bench ([\w. ]+?) -->)\n.*?(<!-- /bench -->)", fill, text, flags=re.S)
+    """Fills the tables of a file. The markers stand on lines of their own."""
+    out, opened, n = [], None, 0
+    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(keepends=True), 1):
+        marker = OPEN.fullmatch(line.strip())
+        closes = line.strip() == CLOSE
+        if opened and marker:
+            sys.exit(f"{path}:{opened}: no {CLOSE} before the next table")
+        if closes and not opened:
+            sys.exit(f"{path}:{number}: {CLOSE} of no table")
+        if closes:
+            opened = None
+        if not opened:
+            out.append(line)
+        if marker:
+            out.append(table(marker[1].split()))
+            opened, n = number, n + 1
+    if opened:
+        sys.exit(f"{path}:{opened}: no {CLOSE} after it")
     if n == 0:
-        sys.exit(f"{path} has no <!-- bench NAME ... --> ... <!-- /bench -->")
-    pathlib.Path(path).write_text(new)
+        sys.exit(f"{path} has no <!-- bench NAME ... --> ... {CLOSE}")
+    pathlib.Path(path).write_text("".join(out))
 
 
 if sys.argv[1:2] == ["--write"]:
+    if len(sys.argv) == 2:
+        sys.exit("--write takes files")
     for name in sys.argv[2:]:
         write(name)
 else:
