@@ -85,10 +85,13 @@ static json_t *new_record(const bench *b, const char *name, double value, const 
   return record;
 }
 
-/* Appends a line to the file of results; NULL: only makes the file. */
+/* Appends a line to the file of results; NULL: only makes the file. A last line that a killed run left without its end
+ * gets one, so that it spoils no other. */
 static lev_status append(const bench_options *o, const char *line) {
-  FILE *file = fopen(o->results, "a");
-  bool wrong = !file || (line && fprintf(file, "%s\n", line) < 0);
+  FILE *file = fopen(o->results, "a+");
+  bool torn = file && fseek(file, -1, SEEK_END) == 0 && fgetc(file) != '\n';
+  if (torn) torn = fseek(file, 0, SEEK_END) == 0; /* between reading and writing */
+  bool wrong = !file || (torn && fputc('\n', file) == EOF) || (line && fprintf(file, "%s\n", line) < 0);
   if (file) wrong |= fclose(file) != 0;
   return wrong ? lev_fail(LEV_ERR_IO, "cannot write %s: %s", o->results, strerror(errno)) : LEV_OK;
 }

@@ -51,6 +51,15 @@ check "bench: the error lists the cases" grep -q 'gemm.square' "$work/err"
 check "bench: every case is right on the CPU" expect_exit 0 "$levee" bench --backend cpu --seconds 0.02
 check "bench: a case, recorded" expect_exit 0 "$levee" bench gemm.square --backend cpu --seconds 0.1 --results "$work/bench.jsonl"
 check "bench: the record names case, revision and device" json "r=json.loads(open('$work/bench.jsonl').read()); assert r['case']=='gemm.square' and r['command']=='levee bench gemm.square --backend cpu --seconds 0.1' and r['revision'] and r['device'] and r['value']>0"
+bench_after_torn_line() {
+  printf '{"case":"gemm.sq' > "$work/torn.jsonl"
+  for i in 1 2; do
+    "$levee" bench gemm.square --backend cpu --seconds 0.01 --results "$work/torn.jsonl" || return 1
+  done
+  [ "$(wc -l < "$work/torn.jsonl")" = 3 ] && tail -n 2 "$work/torn.jsonl" |
+    json "assert [json.loads(l)['case'] for l in sys.stdin] == ['gemm.square'] * 2"
+}
+check "bench: records after a torn line are whole" bench_after_torn_line
 check "help" "$levee" --help
 check "help of plan" expect_exit 0 "$levee" plan --help
 check "help of train" expect_exit 0 "$levee" train --help
