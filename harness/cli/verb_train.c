@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/dims.h"
@@ -36,11 +37,38 @@ typedef struct train {
 
 #define PROFILE_ROWS 30
 
-static atomic_int stop_asked; /* lock-free: a signal handler may set it */
+/* ---- signals ---- */
 
+static atomic_int stop_asked; /* lock-free, so that a signal handler may set it */
+
+/* The first signal stops the run after its step. A later SIGINT ends it at once, unless it comes within a second: some
+ * launchers pass on the Ctrl-C that the terminal has sent to everyone. */
 static void on_signal(int number) {
-  (void)number;
-  atomic_store(&stop_asked, 1);
+  static const char heard[] = "stopping after this step; Ctrl-C (SIGINT) once more ends at once, without saving\n";
+  static atomic_llong first; /* nanoseconds; 0: none yet */
+  struct timespec t;
+  int kept = errno;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  long long now = (long long)t.tv_sec * 1000000000 + t.tv_nsec, before = 0;
+  if (atomic_compare_exchange_strong(&first, &before, now)) {
+    atomic_store(&stop_asked, 1);
+    ssize_t told = write(STDERR_FILENO, heard, sizeof heard - 1);
+    (void)told; /* nobody may be there to read it */
+  } else if (number == SIGINT && now - before > 1000000000) {
+    signal(SIGINT, SIG_DFL);
+    raise(SIGINT); /* taken when this handler returns */
+  }
+  errno = kept;
+}
+
+/* A reader of the output that leaves (`| tee` dies of the same Ctrl-C) takes no training with it. */
+static void catch_signals(void) {
+  struct sigaction action = {.sa_handler = on_signal}, hangup;
+  sigaction(SIGTERM, &action, NULL);
+  sigaction(SIGINT, &action, NULL);
+  if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) /* ignored: nohup */
+    sigaction(SIGHUP, &action, NULL);
+  signal(SIGPIPE, SIG_IGN);
 }
 
 /* ---- memory ---- */
@@ -411,9 +439,7 @@ static lev_status train_in_folder(train *t) {
   t->ranks = lev_calloc(LEV_HEAP_REPORT, (size_t)t->config.parallel.ranks, sizeof *t->ranks);
   if (!t->ranks) return LEV_ERR_NOMEM;
   t->colour = isatty(STDOUT_FILENO) && !getenv("NO_COLOR");
-  struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGTERM, &action, NULL);
-  sigaction(SIGINT, &action, NULL);
+  catch_signals();
   lev_run_observer observer = {.ctx = t,
                                .planned = on_planned,
                                .started = on_started,
@@ -435,7 +461,8 @@ static const char help[] =
     "levee train CONFIG.toml [options] [--section.key=value ...]: trains, or goes on from the newest whole checkpoint\n"
     "  --profile          the second step as a timeline, run.folder/profile.rankN.json\n"
     "  --print-config     alone: the settings as resolved\n"
-    "SIGTERM and SIGINT save a checkpoint and leave. levee --help-all lists the settings.\n";
+    "SIGTERM, SIGHUP and SIGINT (Ctrl-C) save a checkpoint and leave, a second SIGINT without saving. levee --help-all "
+    "lists the settings.\n";
 
 int lev_verb_train(int argc, char **argv) {
   static char profile[] = "--run.profile=true"; /* what --profile is short for */

@@ -231,22 +231,67 @@ killed_and_resumed() {
 check "resume after kill -9 at step 1 = uninterrupted" killed_and_resumed "$work/k1" 1
 check "resume after kill -9 at step 5 = uninterrupted" killed_and_resumed "$work/k5" 5
 check "resume after kill -9 at step 9 = uninterrupted" killed_and_resumed "$work/k9" 9
+# started LOG STEP: waits until that step is in the log of the run in the background.
+started() {
+  tries=0
+  while ! grep -q "^step $2/" "$1" 2>/dev/null && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+}
+# stopped_and_resumed FOLDER SIGNAL
 stopped_and_resumed() {
   : > "$work/log1" # the loop below must not see an earlier log
   "$levee" train "$work/tiny.toml" --run.folder="$1" --checkpoint.interval=0 > "$work/log1" 2>&1 &
   pid=$!
-  tries=0
-  while ! grep -q "^step 3/" "$work/log1" 2>/dev/null && [ $tries -lt 600 ]; do
-    sleep 0.05
-    tries=$((tries + 1))
-  done
-  kill -TERM $pid
+  started "$work/log1" 3
+  kill -"$2" $pid
   wait $pid || return 1
   ls "$1/checkpoints" | grep -q step- || return 1
   tail -n 1 "$work/log1" | grep -Eq '^stopped at step ([3-9]|1[01]) of 12, checkpoint saved' || return 1
+  grep -q '^stopping after this step' "$work/log1" || return 1
   run "$1" && same_run "$1"
 }
-check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work/term"
+check "SIGTERM saves, and the run goes on from there" stopped_and_resumed "$work/term" TERM
+check "SIGHUP likewise" stopped_and_resumed "$work/hup" HUP
+nohup_goes_on() {
+  : > "$work/log1"
+  (trap '' HUP && exec "$levee" train "$work/tiny.toml" --run.folder="$work/nohup" > "$work/log1" 2>&1) &
+  pid=$!
+  started "$work/log1" 3
+  kill -HUP $pid
+  wait $pid && grep -q "^step 12/" "$work/log1" && ! grep -q "^stopping" "$work/log1"
+}
+check "SIGHUP stays ignored under nohup" nohup_goes_on
+# A step that takes minutes: the first signal is heard at once, the second within the second counts as the same.
+second_interrupt() {
+  : > "$work/log1"
+  "$levee" train "$work/tiny.toml" --run.folder="$work/long" --train.global_batch=40000 --train.steps=1 \
+    --lr_scheduler.warmup_steps=0 --data.valid= > "$work/log1" 2>&1 &
+  pid=$!
+  tries=0
+  while ! grep -q "active;" "$work/log1" && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+  done
+  sleep 0.5
+  kill -INT $pid
+  sleep 0.2
+  kill -INT $pid
+  sleep 0.5
+  grep -q '^stopping after this step' "$work/log1" && kill -TERM $pid || return 1
+  sleep 0.6
+  kill -INT $pid
+  wait $pid
+  [ $? = 130 ] && [ "$(grep -c '^stopping' "$work/log1")" = 1 ] && ! grep -q '^step' "$work/log1"
+}
+check "a second Ctrl-C ends at once" second_interrupt
+# The reader of the output leaves, as tee does at the Ctrl-C that is meant for the run.
+lost_reader() {
+  "$levee" train "$work/tiny.toml" --run.folder="$work/pipe" 2> "$work/err" | head -n 1
+  [ -s "$work/pipe/checkpoints/step-00000012/manifest.json" ] && grep -q "cannot write the output" "$work/err"
+}
+check "a run whose output nobody reads any more trains to its end" lost_reader
 
 # Without an optimizer there is nothing to save.
 stopped_unsaved() {
