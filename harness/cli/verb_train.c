@@ -189,7 +189,10 @@ static lev_status on_started(void *ctx, int64_t first_step) {
     printf("resumed: step %lld is next\n", (long long)first_step);
   else if (t->config.checkpoint.initial_load_path[0] != '\0')
     printf("weights from %s\n", t->config.checkpoint.initial_load_path);
-  return lev_metrics_open(&t->metrics, metrics_path(t, path), first_step > 1);
+  bool append = first_step > 1 || t->config.train.steps == 0; /* without a step there is nothing to write */
+  LEV_TRY(lev_metrics_open(&t->metrics, metrics_path(t, path), append));
+  if (t->metrics.aside[0] != '\0') printf("earlier metrics are now in %s\n", t->metrics.aside);
+  return LEV_OK;
 }
 
 static bool on_validated(void *ctx, int64_t step) {

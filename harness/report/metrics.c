@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static lev_status failed(const lev_metrics *m, const char *what) {
@@ -27,8 +28,17 @@ static lev_status cut_unfinished(lev_metrics *m) {
   return end >= 0 && ftruncate(file, end) == 0 ? LEV_OK : failed(m, "shorten");
 }
 
+static lev_status set_aside(lev_metrics *m) {
+  struct stat s;
+  m->aside[0] = '\0';
+  if (stat(m->path, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size == 0) return LEV_OK; /* opening it tells the rest */
+  for (int i = 1; i == 1 || access(m->aside, F_OK) == 0; ++i) snprintf(m->aside, sizeof m->aside, "%s.%d", m->path, i);
+  return rename(m->path, m->aside) == 0 ? LEV_OK : failed(m, "rename");
+}
+
 lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append) {
   snprintf(metrics->path, sizeof metrics->path, "%s", path);
+  if (!append) LEV_TRY(set_aside(metrics));
   metrics->file = fopen(path, append ? "a+" : "w");
   if (!metrics->file) return failed(metrics, "open");
   lev_status st = append ? cut_unfinished(metrics) : LEV_OK;

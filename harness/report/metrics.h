@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* metrics.jsonl: one object per line, flushed; the record of a run. A resumed run appends, and the last line for a step
- * counts. */
+ * counts; one that starts over keeps what an earlier one wrote under another name. */
 #ifndef LEV_REPORT_METRICS_H
 #define LEV_REPORT_METRICS_H
 
@@ -13,10 +13,11 @@
 typedef struct lev_metrics {
   FILE *file;
   char path[1024];
+  char aside[1040]; /* where the lines of an earlier run went; "" if there were none */
 } lev_metrics;
 
-/* `append` false starts an empty file; true keeps the lines there are, without an unfinished last one. Errors:
- * LEV_ERR_IO. */
+/* `append` false starts an empty file: one that has lines is renamed to the first path.N (1, 2, ...) that is not there.
+ * True keeps the lines, without an unfinished last one. Errors: LEV_ERR_IO. */
 LEV_MUST_CHECK lev_status lev_metrics_open(lev_metrics *metrics, const char *path, int append);
 /* Whether the file at `path` has a whole line that begins with the fields "step": step, then `name`. */
 bool lev_metrics_has(const char *path, int64_t step, const char *name);

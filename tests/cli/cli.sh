@@ -436,7 +436,16 @@ weights_out_and_in() {
       --checkpoint.initial_load_path="$work/exported"
 }
 check "weights out, and into a run of another context and layout" weights_out_and_in
-check "start over" "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2
+over_and_over() { # the metrics of a run outlive a plan, a profile and a start over in its folder
+  "$levee" train "$work/tiny.toml" --run.folder="$work/a" --checkpoint.enable=false --train.steps=0 --lr_scheduler.warmup_steps=0 || return 1
+  cp "$work/a/metrics.jsonl" "$work/first.jsonl" && [ -s "$work/first.jsonl" ] && ! [ -e "$work/a/metrics.jsonl.1" ] || return 1
+  "$levee" train "$work/tiny.toml" --run.folder="$work/a" --optimizer.name=none --train.steps=2 > "$work/log1" &&
+    grep -q "^earlier metrics are now in $work/a/metrics.jsonl.1" "$work/log1" && cp "$work/a/metrics.jsonl" "$work/second.jsonl" || return 1
+  "$levee" train "$work/tiny.toml" --run.folder="$work/a" --model.hidden_size=64 --checkpoint.resume=false --train.steps=2 &&
+    cmp "$work/a/metrics.jsonl.1" "$work/first.jsonl" && cmp "$work/a/metrics.jsonl.2" "$work/second.jsonl" &&
+    [ "$(wc -l < "$work/a/metrics.jsonl")" = 3 ]
+}
+check "start over" over_and_over
 check "settings print and read back" sh -c "'$levee' plan '$work/tiny.toml' --print-config > '$work/full.toml' && '$levee' plan '$work/full.toml' --print-config | cmp - '$work/full.toml'"
 
 finish

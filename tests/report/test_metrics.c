@@ -130,13 +130,24 @@ T_TEST(metrics_has_finds_whole_lines_of_a_step) {
   T_EXPECT(!lev_metrics_has(path, 3, "val_loss"));
 }
 
-T_TEST(metrics_start_over_empties_the_file) {
+T_TEST(metrics_start_over_keeps_earlier_lines) {
   lev_metrics m = {0};
+  char aside[80], want[32];
   T_REQUIRE(make_path());
-  put("{\"step\": 1}\n");
-  T_REQUIRE_OK(lev_metrics_open(&m, path, 0));
-  lev_metrics_close(&m);
-  T_EXPECT(content()[0] == '\0');
+  for (int run = 0; run < 3; ++run) { /* the first finds an empty file */
+    T_REQUIRE_OK(lev_metrics_open(&m, path, 0));
+    T_EXPECT(content()[0] == '\0');
+    snprintf(aside, sizeof aside, "%s.%d", path, run);
+    T_EXPECT_MSG(strcmp(m.aside, run ? aside : "") == 0, "run %d: \"%s\"", run, m.aside);
+    T_EXPECT(access(aside, F_OK) == (run ? 0 : -1));
+    write_step(&m, run, 1.5);
+    lev_metrics_close(&m);
+  }
+  for (int run = 1; run < 3; ++run) {
+    snprintf(aside, sizeof aside, "%s.%d", path, run);
+    snprintf(want, sizeof want, "{\"step\": %d, \"loss\": 1.5}\n", run - 1);
+    T_EXPECT(rename(aside, path) == 0 && strcmp(content(), want) == 0);
+  }
   unlink(path);
 }
 
