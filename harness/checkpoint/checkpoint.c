@@ -296,7 +296,7 @@ static lev_status load_step(const lev_checkpoint *c, int64_t step, const lev_sta
   step_dir(dir, c->folder, step, "");
   lev_piece_files from = {.where = dir, .path = lev_checkpoint_shard, .ctx = dir, .fault = c->fault};
   lev_status st = open_step(c, dir, step, &m);
-  if (st == LEV_OK && strcmp(m.layout, c->layout) == 0) {
+  if (st == LEV_OK && m.layout && strcmp(m.layout, c->layout) == 0) {
     from.begin = rank, from.end = rank + 1;
   } else if (st == LEV_OK) {
     from.end = (int)json_array_size(m.files);
