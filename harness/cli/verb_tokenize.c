@@ -14,7 +14,8 @@ static const char help[] =
     "  --output PREFIX    its folder is made if need be\n"
     "  --train-bpe V      learn a byte-level BPE of V entries on the training part; writes PREFIX.tokenizer.json\n"
     "  --tokenizer FILE   apply a Hugging Face tokenizer.json; without either, tokens are bytes\n"
-    "  --holdout F        share of the text at its end that goes to PREFIX.valid.*, the rest to PREFIX.train.*\n"
+    "  --holdout F        share of the text at its end that goes to PREFIX.valid.*, the rest to PREFIX.train.*;\n"
+    "                     without it, all is for training, and PREFIX.valid.* of an earlier call is removed\n"
     "  --append-eod       end-of-document token after each document\n"
     "  --jsonl            one {\"text\": ...} object per line (default for *.jsonl)\n";
 

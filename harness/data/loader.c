@@ -20,7 +20,8 @@ struct lev_loader {
   lev_megatron file;
   int64_t context, vocab, samples, bytes;
   uint64_t seed;
-  int half; /* bits of one half of the permuted domain, 2^(2 half) >= samples */
+  char tokenizer[40]; /* hash from the sidecar, "bytes", or "" where none is named */
+  int half;           /* bits of one half of the permuted domain, 2^(2 half) >= samples */
   bool validation;
 };
 
@@ -35,7 +36,8 @@ static lev_status read_sidecar(lev_loader *l, const char *prefix) {
   lev_map_close(&map);
   lev_status st = LEV_OK;
   const json_t *bytes = json_object_get(root, "text_bytes"), *tokens = json_object_get(root, "tokens"),
-               *vocab = json_object_get(root, "vocab_size"), *first = json_object_get(root, "first_token_bytes");
+               *vocab = json_object_get(root, "vocab_size"), *first = json_object_get(root, "first_token_bytes"),
+               *hash = json_object_get(root, "tokenizer_xxh3_128");
   if (!root)
     st = lev_fail(LEV_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
   else if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
@@ -48,6 +50,7 @@ static lev_status read_sidecar(lev_loader *l, const char *prefix) {
                   (long long)json_integer_value(vocab), (long long)l->vocab);
   else
     l->bytes = json_integer_value(bytes) - (json_is_integer(first) ? json_integer_value(first) : 0);
+  if (hash) snprintf(l->tokenizer, sizeof l->tokenizer, "%s", json_is_string(hash) ? json_string_value(hash) : "bytes");
   json_decref(root);
   return st;
 }
@@ -84,6 +87,14 @@ void lev_loader_close(lev_loader *l) {
   if (!l) return;
   lev_megatron_close(&l->file);
   lev_free(l);
+}
+
+lev_status lev_loader_same_tokens(const lev_loader *a, const lev_loader *b) {
+  if (!a->tokenizer[0] || !b->tokenizer[0] || strcmp(a->tokenizer, b->tokenizer) == 0) return LEV_OK;
+  return lev_fail(LEV_ERR_CONFIG,
+                  "%s and %s were not made with the same tokenizer (%s and %s); levee tokenize --holdout makes both in "
+                  "one call",
+                  a->file.bin_path, b->file.bin_path, a->tokenizer, b->tokenizer);
 }
 
 int64_t lev_loader_samples(const lev_loader *l) {

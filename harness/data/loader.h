@@ -33,6 +33,10 @@ typedef struct lev_loader lev_loader;
 LEV_MUST_CHECK lev_status lev_loader_open(const lev_loader_options *options, lev_loader **out);
 void lev_loader_close(lev_loader *loader); /* NULL is fine */
 
+/* LEV_ERR_CONFIG if the sidecars name different tokenizers (bytes are one, too), so that an id of one file is not the
+ * same text in the other. */
+LEV_MUST_CHECK lev_status lev_loader_same_tokens(const lev_loader *a, const lev_loader *b);
+
 /* Samples per epoch (validation: in all). */
 int64_t lev_loader_samples(const lev_loader *loader);
 /* Bytes of text that the labels of the whole file stand for, from PREFIX.json: all but those of its first token, which

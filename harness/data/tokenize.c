@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/data/tokenize.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/hostmem.h"
 #include "harness/data/bpe_train.h"
@@ -269,6 +271,18 @@ static lev_status write_part(const job *j, const char *suffix, size_t begin, siz
   return st;
 }
 
+/* Removes what an earlier call held out under this prefix: this one trains on all of its text. */
+static lev_status drop_held_out(const char *output) {
+  static const char *const suffixes[] = {".valid.idx", ".valid.bin", ".valid.json"};
+  char path[1024];
+  for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; ++i) {
+    LEV_TRY(lev_path_join(path, sizeof path, output, suffixes[i]));
+    if (unlink(path) != 0 && errno != ENOENT)
+      return lev_fail(LEV_ERR_IO, "cannot remove %s: %s", path, strerror(errno));
+  }
+  return LEV_OK;
+}
+
 static lev_status check(const lev_tokenize_options *o) {
   if (!o->input || !o->output) return lev_fail(LEV_ERR_CONFIG, "tokenize takes an input and an output prefix");
   if (o->tokenizer && o->train_bpe)
@@ -295,8 +309,10 @@ lev_status lev_tokenize(const lev_tokenize_options *o, lev_tokenize_report *repo
   if (st == LEV_OK) st = find_cut(&j);
   if (st == LEV_OK) st = get_tokenizer(&j);
   if (st == LEV_OK) st = write_part(&j, ".train", 0, j.cut, &report->train_tokens, &report->train_bytes);
-  if (st == LEV_OK && j.cut < j.text.bytes)
-    st = write_part(&j, ".valid", j.cut, j.text.bytes, &report->valid_tokens, &report->valid_bytes);
+  if (st == LEV_OK)
+    st = j.cut == j.text.bytes
+             ? drop_held_out(o->output)
+             : write_part(&j, ".valid", j.cut, j.text.bytes, &report->valid_tokens, &report->valid_bytes);
   report->vocab = j.vocab;
   report->seconds = now() - start;
   lev_tokenizer_close(j.tokenizer);

@@ -5,7 +5,8 @@
  * lines are skipped). Tokens are those of a tokenizer.json, of a byte-level BPE learned here, or the bytes themselves
  * (vocabulary 256; 257 with end of document, id 256).
  *
- * OUTPUT.train.{bin,idx} (megatron_index.h) and, with a held-out share, OUTPUT.valid.{bin,idx}. Beside each a sidecar
+ * OUTPUT.train.{bin,idx} (megatron_index.h) and, with a held-out share, OUTPUT.valid.{bin,idx}; without one, those of
+ * an earlier call are removed. Beside each a sidecar
  * OUTPUT.{train,valid}.json: "vocab_size", "tokens", "documents", "text_bytes" (of the text itself, without JSON
  * quoting and without end-of-document tokens), "eod_id" (null if none), "tokenizer" (file name, null for bytes),
  * "tokenizer_xxh3_128" (null for bytes). A learned BPE goes to OUTPUT.tokenizer.json. Every file is written under a

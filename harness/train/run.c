@@ -373,7 +373,8 @@ static lev_status open_inputs(run *r) {
   LEV_TRY(lev_loader_open(&o, &r->train));
   if (c->data.valid[0] == '\0') return LEV_OK;
   o.prefix = c->data.valid, o.validation = true;
-  return lev_loader_open(&o, &r->valid);
+  LEV_TRY(lev_loader_open(&o, &r->valid));
+  return lev_loader_same_tokens(r->train, r->valid);
 }
 
 static lev_status allocate(run *r) {

@@ -103,6 +103,11 @@ tokenize_unwritable() {
 check "tokenize: a folder that cannot be made is said first" tokenize_unwritable
 check "missing tokens" missing_input 8 "cannot open $work/nothing.idx" --data.train="$work/nothing"
 check "missing held-out tokens" missing_input 8 "cannot open $work/nothing.idx" --data.valid="$work/nothing"
+other_tokenizer() {
+  "$levee" tokenize "$work/text.txt" --output "$work/bpe" --train-bpe 257 --holdout 0.1 &&
+    missing_input 2 "not made with the same tokenizer" --data.valid="$work/bpe.valid"
+}
+check "held-out tokens of another tokenizer" other_tokenizer
 check "too few tokens" missing_input 2 "training at context" --train.context=100000
 check "no tokens named, no plan" missing_input 2 "data.train is empty" --data.train=
 

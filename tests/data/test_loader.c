@@ -276,6 +276,34 @@ static bool write_documents(const char *prefix, const int64_t *length, int n) {
   return ok;
 }
 
+T_TEST(loader_tokens_are_of_one_tokenizer) {
+  static const struct {
+    const char *a, *b;
+    bool same;
+  } cases[] = {{"\"12ab\"", "\"12ab\"", true}, {"null", "null", true},      {"\"12ab\"", "\"12ac\"", false},
+               {"null", "\"12ab\"", false},    {"\"12ab\"", "null", false}, {NULL, "\"12ab\"", true}};
+  folder f;
+  T_REQUIRE(folder_make(&f));
+  T_REQUIRE(write_stream(folder_path(&f, "a"), 40, 9) && write_stream(folder_path(&f, "b"), 40, 9));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+    char json[96];
+    lev_loader *a, *b;
+    bool named = cases[i].a != NULL; /* a sidecar may be silent on it */
+    snprintf(json, sizeof json, "{\"text_bytes\": 1%s%s}", named ? ", \"tokenizer_xxh3_128\": " : "",
+             named ? cases[i].a : "");
+    T_REQUIRE(folder_write(&f, "a.json", json, strlen(json)));
+    snprintf(json, sizeof json, "{\"text_bytes\": 1, \"tokenizer_xxh3_128\": %s}", cases[i].b);
+    T_REQUIRE(folder_write(&f, "b.json", json, strlen(json)));
+    T_REQUIRE_OK(lev_loader_open(&(lev_loader_options){.prefix = folder_path(&f, "a"), .context = 8, .vocab = 9}, &a));
+    T_REQUIRE_OK(lev_loader_open(&(lev_loader_options){.prefix = folder_path(&f, "b"), .context = 8, .vocab = 9}, &b));
+    lev_status st = lev_loader_same_tokens(a, b);
+    T_EXPECT_MSG(st == (cases[i].same ? LEV_OK : LEV_ERR_CONFIG), "case %zu: %s", i, lev_status_text(st));
+    if (!cases[i].same) T_EXPECT(strstr(lev_detail(), "a.bin") && strstr(lev_detail(), "b.bin"));
+    lev_loader_close(a), lev_loader_close(b);
+  }
+  folder_remove(&f);
+}
+
 T_TEST(loader_documents_begin_where_the_index_says) {
   enum { N = 9, S = 7 };
   const int64_t length[N] = {3, 4, 1, 1, 12, 0, 7, 2, 30};

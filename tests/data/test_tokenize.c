@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness/data/loader.h"
 #include "harness/data/megatron_index.h"
@@ -62,6 +63,11 @@ T_TEST(tokenize_bytes) {
   T_EXPECT_STATUS(
       lev_loader_open(&(lev_loader_options){.prefix = folder_path(&f, "o.valid"), .context = 8, .vocab = 256}, &l),
       LEV_ERR_CONFIG);
+  /* Nothing held out: what was held out before is text to train on now. */
+  T_REQUIRE_OK(lev_tokenize(&(lev_tokenize_options){.input = in, .output = out}, &r));
+  static const char *const gone[] = {"o.valid.bin", "o.valid.idx", "o.valid.json"};
+  for (int i = 0; i < 3; ++i) T_EXPECT_MSG(access(folder_path(&f, gone[i]), F_OK) != 0, "%s is left", gone[i]);
+  T_EXPECT(access(folder_path(&f, "o.train.idx"), F_OK) == 0);
   folder_remove(&f);
 }
 
