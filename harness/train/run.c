@@ -261,16 +261,21 @@ static lev_status make_up_validation(rank_run *rr, int64_t done, bool *stop) {
   return missing ? validate(rr, done, stop) : LEV_OK;
 }
 
+/* An earlier run's trace stays until this one is whole. */
 static lev_status write_trace(rank_run *rr) {
-  char path[LEV_TEXT_MAX + 64];
+  char path[LEV_TEXT_MAX + 64], temporary[LEV_TEXT_MAX + 80];
   if (!rr->trace) return LEV_OK;
   snprintf(path, sizeof path, "%s/trace.rank%d.jsonl", rr->shared->config->run.folder, rr->index);
-  FILE *file = fopen(path, "w");
-  if (!file) return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  lev_status st = lev_trace_write(rr->trace, file);
+  snprintf(temporary, sizeof temporary, "%s.tmp", path);
+  FILE *file = fopen(temporary, "w");
+  bool ok = file && lev_trace_write(rr->trace, file) == LEV_OK;
+  int error = errno;
+  if (file && fclose(file) != 0 && ok) ok = false, error = errno;
+  if (ok && rename(temporary, path) != 0) ok = false, error = errno;
   rr->shared->traces[rr->index] = (lev_run_trace){lev_trace_count(rr->trace), lev_trace_dropped(rr->trace)};
-  if (fclose(file) != 0 && st == LEV_OK) st = lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-  return st;
+  if (ok) return LEV_OK;
+  (void)remove(temporary);
+  return lev_fail(LEV_ERR_IO, "cannot write %s: %s", path, strerror(error));
 }
 
 /* One step with the profile on; the ranks report in turn. */
@@ -396,6 +401,8 @@ static lev_status first_failure(const run *r) {
     if (rr->status != LEV_OK && (!worst || worst->status == LEV_ERR_ABORTED)) worst = rr;
   }
   if (!worst) return LEV_OK;
+  int named; /* where the ranks agreed on a failure, the text says whose it is */
+  if (sscanf(worst->detail, "rank %d: ", &named) == 1) return lev_fail(worst->status, "%s", worst->detail);
   return lev_fail(worst->status, "rank %d: %s", worst->index, worst->detail);
 }
 
