@@ -27,10 +27,11 @@ typedef struct train {
   lev_metrics metrics;
   size_t plain[LEV_MODULES]; /* device bytes of each module's plain schedule, planned */
   int64_t first_step, last_step, saved_step;
-  bool validated;      /* in this process */
-  double step_seconds; /* running mean for the ETA */
-  lev_status failed;   /* first failure inside a callback */
-  lev_status unsaved;  /* of the last checkpoint */
+  bool validated;        /* in this process */
+  double step_seconds;   /* running mean for the ETA */
+  lev_status unwritten;  /* first failure to write metrics.jsonl, which ends there */
+  lev_status unreported; /* of the last memory.json */
+  lev_status unsaved;    /* of the last checkpoint */
   lev_memory_rank *ranks;
   bool colour;
 } train;
@@ -112,7 +113,8 @@ static void write_memory(train *t, const lev_run_memory *memory) {
   report.notes = &note, report.n_notes = gpus[0] != '\0';
   snprintf(path, sizeof path, "%.900s/memory.json", t->config.run.folder);
   lev_status st = lev_memory_write(&report, path);
-  if (st != LEV_OK && t->failed == LEV_OK) t->failed = st;
+  if (st != LEV_OK && t->unreported == LEV_OK) fprintf(stderr, "warning: %s\n", lev_detail());
+  t->unreported = st;
 }
 
 /* What each module would take on its plain schedule, from dry runs of the largest rank. */
@@ -202,9 +204,10 @@ static bool on_validated(void *ctx, int64_t step) {
 
 /* Training goes on without metrics once a line could not be written; the exit status tells. */
 static void write_metrics(train *t, const lev_metric *fields, size_t n) {
-  if (t->failed != LEV_OK) return;
-  t->failed = lev_metrics_line(&t->metrics, fields, (int)n);
-  if (t->failed != LEV_OK) fprintf(stderr, "warning: no metrics from here on (%s); training goes on\n", lev_detail());
+  if (t->unwritten != LEV_OK) return;
+  t->unwritten = lev_metrics_line(&t->metrics, fields, (int)n);
+  if (t->unwritten != LEV_OK)
+    fprintf(stderr, "warning: no metrics from here on (%s); training goes on\n", lev_detail());
 }
 
 /* Share of the devices' peak that the model's operations took; ranks may share a device. */
@@ -455,7 +458,8 @@ static lev_status train_in_folder(train *t) {
   lev_status st = lev_run(&t->config, &observer, &stop_asked);
   lev_metrics_close(&t->metrics);
   lev_free(t->ranks);
-  if (st == LEV_OK) st = t->failed;
+  if (st == LEV_OK && t->unwritten != LEV_OK) st = lev_fail(t->unwritten, "metrics.jsonl is not whole");
+  if (st == LEV_OK && t->unreported != LEV_OK) st = lev_fail(t->unreported, "memory.json could not be written");
   if (st == LEV_OK && t->unsaved != LEV_OK) st = lev_fail(t->unsaved, "the last checkpoint could not be written");
   return st;
 }

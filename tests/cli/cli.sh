@@ -194,12 +194,29 @@ closed_streams() {
   json "[json.loads(l) for l in open('$work/closed/metrics.jsonl')]; json.load(open('$work/closed/memory.json'))"
 }
 check "closed standard streams" closed_streams
-# Files limited to 2 KiB: an error that names one, not a death by signal.
+# Files limited to 2 KiB: an error that names one, not a death by signal; the earlier trace is not lost to half a one.
 file_limit() {
+  mkdir "$work/limit" && echo earlier > "$work/limit/trace.rank0.jsonl"
   (ulimit -f 4 && "$levee" train "$work/tiny.toml" --run.folder="$work/limit" --train.steps=2 > /dev/null 2> "$work/log")
-  [ $? = 8 ] && grep -q "cannot write .*$work/limit" "$work/log"
+  [ $? = 8 ] && grep -q "cannot write $work/limit/trace.rank.\.jsonl: File too large" "$work/log" &&
+    [ "$(cat "$work/limit/trace.rank0.jsonl")" = earlier ] && ! ls "$work/limit" | grep tmp
 }
 check "a limit on file sizes" file_limit
+# Folders that stand where reports would be written.
+no_memory_report() { # said at once, and no reason to stop the metrics
+  mkdir -p "$work/report/memory.json"
+  expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder="$work/report" --checkpoint.enable=false &&
+    [ "$(grep -c '^warning: .*cannot write .*memory.json' "$work/err")" = 1 ] &&
+    grep -q "memory.json could not be written" "$work/err" && [ "$(wc -l < "$work/report/metrics.jsonl")" = 15 ]
+}
+check "without memory.json there are metrics" no_memory_report
+no_metrics() {
+  mkdir -p "$work/unwritten/metrics.jsonl"
+  expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder="$work/unwritten" &&
+    grep -q "rank 0: input/output error: .*cannot open $work/unwritten/metrics.jsonl" "$work/err" &&
+    ! grep -q "rank.*rank" "$work/err"
+}
+check "metrics that cannot be opened are an error of one rank" no_metrics
 
 # Resume: killed at some moment of the run, then the same command again.
 same_run() {
