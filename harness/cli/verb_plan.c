@@ -11,6 +11,7 @@
 #include "harness/cli/estimate_text.h"
 #include "harness/cli/settings.h"
 #include "harness/cli/verbs.h"
+#include "harness/cli/words.h"
 #include "harness/report/memory_report.h"
 #include "harness/train/auto.h"
 #include "harness/train/routing.h"
@@ -36,62 +37,21 @@ typedef struct plan_options {
   lev_ceilings rates;   /* what stands there */
 } plan_options;
 
-/* Short names of settings that go with --auto. */
-static const struct {
-  const char *word, *setting;
-} short_names[] = {{"--device-memory", "memory.device_memory"},
-                   {"--host-memory", "memory.host_memory"},
-                   {"--context", "train.context"}};
-
-/* The value of WORD=value or WORD value at argv[*i]; NULL if argv[*i] is another word. */
-static lev_status value_of(int argc, char **argv, int *i, const char *word, const char **out) {
-  size_t n = strlen(word);
-  *out = NULL;
-  if (strncmp(argv[*i], word, n) != 0 || (argv[*i][n] != '=' && argv[*i][n] != '\0')) return LEV_OK;
-  if (argv[*i][n] == '=')
-    *out = argv[*i] + n + 1;
-  else if (*i + 1 < argc)
-    *out = argv[++*i];
-  else
-    return lev_fail(LEV_ERR_ARG, "%s needs a value", word);
-  return LEV_OK;
-}
-
-static lev_status parse_word(lev_config *config, int argc, char **argv, int *i, plan_options *out, bool *known) {
-  const struct {
-    const char *word;
-    bool *flag;
-  } flags[] = {
-      {"--json", &out->json}, {"--all-ranks", &out->all_ranks}, {"--plain", &out->plain}, {"--auto", &out->automatic}};
-  const char *value;
-  *known = true;
-  for (size_t f = 0; f < sizeof flags / sizeof *flags; ++f)
-    if (strcmp(argv[*i], flags[f].word) == 0) {
-      *flags[f].flag = true;
-      return LEV_OK;
-    }
-  for (size_t s = 0; s < sizeof short_names / sizeof *short_names; ++s) {
-    LEV_TRY(value_of(argc, argv, i, short_names[s].word, &value));
-    if (value) return lev_config_set(config, short_names[s].setting, value, short_names[s].word);
-  }
-  LEV_TRY(value_of(argc, argv, i, "--without", &out->without));
-  if (out->without) return LEV_OK;
-  LEV_TRY(value_of(argc, argv, i, "--ceilings", &out->ceilings));
-  *known = out->ceilings != NULL;
-  return LEV_OK;
-}
-
 static lev_status parse(lev_config *config, int argc, char **argv, plan_options *out) {
+  const char *device = NULL, *host = NULL, *context = NULL;
+  const lev_cli_option options[] = {{"--json", .flag = &out->json},        {"--all-ranks", .flag = &out->all_ranks},
+                                    {"--plain", .flag = &out->plain},      {"--auto", .flag = &out->automatic},
+                                    {"--without", .value = &out->without}, {"--ceilings", .value = &out->ceilings},
+                                    {"--device-memory", .value = &device}, {"--host-memory", .value = &host},
+                                    {"--context", .value = &context}};
   for (int i = 0; i < argc; ++i) {
-    plan_options one = *out;
     bool known;
-    one.without = one.ceilings = NULL;
-    LEV_TRY(parse_word(config, argc, argv, &i, &one, &known));
+    LEV_TRY(lev_cli_take(options, sizeof options / sizeof *options, argc, argv, &i, &known));
     if (!known) return lev_config_unexpected(argv[i]);
-    if (!one.without) one.without = out->without;
-    if (!one.ceilings) one.ceilings = out->ceilings;
-    *out = one;
   }
+  if (device) LEV_TRY(lev_config_set(config, "memory.device_memory", device, "--device-memory"));
+  if (host) LEV_TRY(lev_config_set(config, "memory.host_memory", host, "--host-memory"));
+  if (context) LEV_TRY(lev_config_set(config, "train.context", context, "--context"));
   if (out->plain && (out->automatic || out->without))
     return lev_fail(LEV_ERR_ARG, "--plain goes neither with --auto nor with --without");
   if (out->ceilings) LEV_TRY(lev_ceilings_read(out->ceilings, &out->rates));

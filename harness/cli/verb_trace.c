@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "harness/cli/verbs.h"
+#include "harness/cli/words.h"
 #include "harness/report/trace_report.h"
 
 static const char help[] =
@@ -26,36 +27,26 @@ typedef struct trace_options {
   bool phases, json;
 } trace_options;
 
-/* The value of "--name=value" or "--name value"; NULL when argv[*i] is something else. */
-static const char *value_of(const char *name, int argc, char **argv, int *i) {
-  size_t length = strlen(name);
-  if (strncmp(argv[*i], name, length) != 0) return NULL;
-  if (argv[*i][length] == '=') return argv[*i] + length + 1;
-  if (argv[*i][length] != '\0' || *i + 1 >= argc) return NULL;
-  const char *next = argv[++*i];
-  return next ? next : "";
-}
-
 static lev_status parse(int argc, char **argv, trace_options *o) {
+  const char *rank = NULL;
+  const lev_cli_option options[] = {{"--phases", .flag = &o->phases},
+                                    {"--json", .flag = &o->json},
+                                    {"--output", .value = &o->output},
+                                    {"--rank", .value = &rank}};
   for (int i = 0; i < argc; ++i) {
-    const char *v;
-    char *end;
-    if (strcmp(argv[i], "--phases") == 0) {
-      o->phases = true;
-    } else if (strcmp(argv[i], "--json") == 0) {
-      o->json = true;
-    } else if ((v = value_of("--output", argc, argv, &i))) {
-      o->output = v;
-    } else if ((v = value_of("--rank", argc, argv, &i))) {
-      long rank = strtol(v, &end, 10);
-      if (end == v || *end != '\0' || rank < 0 || rank > 1000000)
-        return lev_fail(LEV_ERR_ARG, "--rank \"%.40s\" is no rank number", v);
-      o->rank = (int)rank;
-    } else if (argv[i][0] == '-' || o->run) {
+    bool known;
+    LEV_TRY(lev_cli_take(options, sizeof options / sizeof *options, argc, argv, &i, &known));
+    if (known) continue;
+    if (argv[i][0] == '-' || o->run)
       return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee trace --help", argv[i]);
-    } else {
-      o->run = argv[i];
-    }
+    o->run = argv[i];
+  }
+  if (rank) {
+    char *end;
+    long number = strtol(rank, &end, 10);
+    if (end == rank || *end != '\0' || number < 0 || number > 1000000)
+      return lev_fail(LEV_ERR_ARG, "--rank \"%.40s\" is no rank number", rank);
+    o->rank = (int)number;
   }
   return o->run ? LEV_OK : lev_fail(LEV_ERR_ARG, "expected a run folder; see levee trace --help");
 }
