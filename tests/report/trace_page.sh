@@ -67,7 +67,7 @@ table_shows_peaks() {
   peak=$(awk '$1 == 0 && $2 == "device" { print $3 }' "$work/memory")
   "$levee" trace "$work/run" --rank 0 > "$work/table" && cat "$work/table" &&
     grep -q "$peak bytes in .*, equal" "$work/table" && grep -q '^backward ' "$work/table" &&
-    grep -q "^page: $work/run/trace.html" "$work/table"
+    grep -q "^page: $work/run/trace.rank0.html" "$work/table"
 }
 
 check "train" train
