@@ -51,9 +51,8 @@ static lev_status open_shards(export *e, const char *dir, int files) {
     most += (size_t)e->shards[e->n_shards].n_tensors;
   }
   e->blocks = lev_calloc(LEV_HEAP_REPORT, most + 1, sizeof *e->blocks);
-  e->tensors = lev_calloc(LEV_HEAP_REPORT, most + 1, sizeof *e->tensors);
   e->buffer = lev_calloc(LEV_HEAP_REPORT, BUFFER_BYTES, 1);
-  if (!e->blocks || !e->tensors || !e->buffer) return LEV_ERR_NOMEM;
+  if (!e->blocks || !e->buffer) return LEV_ERR_NOMEM;
   for (int s = 0; s < e->n_shards; ++s)
     for (int i = 0; i < e->shards[s].n_tensors; ++i) {
       const lev_safetensor *t = &e->shards[s].tensors[i];
@@ -72,20 +71,22 @@ static int by_alignment(const void *a, const void *b) {
 }
 
 /* Selection biases stay as they are: they move by steps below the rounding of bf16, and models keep them in f32. */
-static bool is_bias(const char *name) {
-  return strstr(name, ".e_score_correction_bias") != NULL;
+static bool is_bias(const lev_safetensor *t) {
+  return strstr(t->name, ".e_score_correction_bias") != NULL;
 }
 
 /* Blocks of a tensor follow each other without holes. Where the last one ends nobody says: a rank's file that the
  * manifest names was checked whole. */
 static lev_status join_blocks(export *e, const char *dir) {
+  e->tensors = lev_calloc(LEV_HEAP_REPORT, (size_t)e->n_blocks + 1, sizeof *e->tensors);
+  if (!e->tensors) return LEV_ERR_NOMEM;
   for (int i = 0; i < e->n_blocks; ++i) {
     const lev_safetensor *b = e->blocks[i].t;
     lev_safetensor *t = e->n_tensors > 0 ? &e->tensors[e->n_tensors - 1] : NULL;
     if (!t || strcmp(t->name, b->name + strlen(LEV_STATE_MASTER)) != 0) {
       t = &e->tensors[e->n_tensors++];
       snprintf(t->name, sizeof t->name, "%s", b->name + strlen(LEV_STATE_MASTER));
-      t->dtype = is_bias(t->name) ? b->dtype : e->dtype, t->n_dims = b->n_dims, t->dims[1] = b->dims[1];
+      t->dtype = is_bias(b) ? b->dtype : e->dtype, t->n_dims = b->n_dims, t->dims[1] = b->dims[1];
       t->offset[0] = i;
     }
     if (b->offset[0] != t->dims[0] || b->n_dims != t->n_dims || b->dims[1] != t->dims[1])

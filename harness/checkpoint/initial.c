@@ -99,7 +99,7 @@ lev_status lev_initial_weights(const char *path, lev_comm *world, lev_fault *fau
   int n_masters = 0;
   lev_state_piece *masters = lev_calloc(LEV_HEAP_REPORT, (size_t)n + 1, sizeof *masters);
   lev_status st = lev_comm_agree(world, masters ? LEV_OK : LEV_ERR_NOMEM);
-  for (int i = 0; i < n && st == LEV_OK; ++i)
+  for (int i = 0; i < n && masters && st == LEV_OK; ++i)
     if (strncmp(pieces[i].name, LEV_STATE_MASTER, strlen(LEV_STATE_MASTER)) == 0) masters[n_masters++] = pieces[i];
   snprintf(manifest, sizeof manifest, "%.900s/manifest.json", path);
   if (st == LEV_OK)

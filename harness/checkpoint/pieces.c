@@ -101,7 +101,7 @@ static lev_status none_left(const lev_safetensors *file, const char *path, const
   unsigned char *all = lev_calloc(LEV_HEAP_REPORT, n * (size_t)ranks + 1, 1);
   lev_status st = lev_comm_agree(world, all ? LEV_OK : LEV_ERR_NOMEM);
   if (st == LEV_OK && n > 0) st = lev_comm_host_all_gather(world, used, all, n);
-  for (size_t t = 0; t < n && st == LEV_OK; ++t) {
+  for (size_t t = 0; t < n && all && st == LEV_OK; ++t) {
     bool taken = strncmp(file->tensors[t].name, prefix, strlen(prefix)) != 0;
     for (int r = 0; r < ranks; ++r) taken |= all[(size_t)r * n + t];
     if (!taken)

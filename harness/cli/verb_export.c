@@ -24,7 +24,7 @@ static lev_status parse(int argc, char **argv, const char *words[2], lev_dtype *
       *dtype = lev_dtype_find(value);
       if (*dtype != LEV_BF16 && *dtype != LEV_F32 && *dtype != LEV_F64)
         return lev_fail(LEV_ERR_ARG, "--dtype \"%.40s\" is none of bf16, f32, f64", value);
-    } else if (argv[i][0] == '-' || n == 2) {
+    } else if (!argv[i] || argv[i][0] == '-' || n == 2) {
       return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee export --help", argv[i]);
     } else {
       words[n++] = argv[i];
@@ -34,7 +34,7 @@ static lev_status parse(int argc, char **argv, const char *words[2], lev_dtype *
 }
 
 int lev_verb_export(int argc, char **argv) {
-  const char *words[2];
+  const char *words[2] = {NULL, NULL};
   lev_dtype dtype;
   lev_exported done;
   if (argc > 0 && strcmp(argv[0], "--help") == 0) {
