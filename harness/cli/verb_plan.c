@@ -90,8 +90,9 @@ static lev_status show_begin(const lev_config *config, bool all, shown *s) {
   s->report = (lev_memory_report){.ranks = k->ranks,
                                   .rank = s->rows,
                                   .n = n,
-                                  .device_limit = lev_device_limit(config),
-                                  .host_limit = config->memory.host_memory,
+                                  .device_memory = config->memory.device_memory,
+                                  .device_reserve = lev_context_reserve(config),
+                                  .host_memory = config->memory.host_memory,
                                   .heap_cap = config->memory.heap_cap,
                                   .grows = grows,
                                   .grows_ctx = config,
@@ -129,19 +130,17 @@ static size_t excess(const shown *s, size_t *device, size_t *host) {
 }
 
 static void print_plan(const lev_config *config, const shown *s) {
-  char a[24], b[24], c[24];
+  char text[160], a[24], b[24];
   size_t device, host;
   lev_print_model(config, &s->world.plan[s->world.largest]);
   lev_memory_table(&s->report, stdout);
   lev_print_together(s->world.plan, s->world.classes.of, s->report.ranks);
   excess(s, &device, &host);
-  if (device)
-    printf("does not fit: %s over memory.device_memory = %s less a reserve of %s\n", lev_bytes_text(device, a),
-           lev_bytes_text(config->memory.device_memory, b), lev_bytes_text(lev_context_reserve(config), c));
+  if (device) printf("does not fit: %s\n", lev_memory_over_device(&s->report, device, text));
   if (host)
     printf("does not fit: %s over memory.host_memory = %s\n", lev_bytes_text(host, a),
-           lev_bytes_text(s->report.host_limit, b));
-  if ((s->report.device_limit || s->report.host_limit) && !device && !host)
+           lev_bytes_text(s->report.host_memory, b));
+  if ((s->report.device_memory || s->report.host_memory) && !device && !host)
     puts(s->report.ranks > 1 ? "each rank fits the limits, which are of one rank" : "fits the limits");
 }
 

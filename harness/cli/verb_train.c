@@ -84,8 +84,9 @@ static lev_memory_report report_of(train *t, const lev_run_memory *memory) {
   return (lev_memory_report){.ranks = memory->ranks,
                              .rank = t->ranks,
                              .n = memory->ranks,
-                             .device_limit = lev_device_limit(&t->config),
-                             .host_limit = t->config.memory.host_memory,
+                             .device_memory = t->config.memory.device_memory,
+                             .device_reserve = lev_context_reserve(&t->config),
+                             .host_memory = t->config.memory.host_memory,
                              .heap_cap = t->config.memory.heap_cap};
 }
 
@@ -143,18 +144,16 @@ static int largest(const lev_run_memory *memory) {
 }
 
 /* A run over its limits would die later, or take what is not its own. */
-static lev_status within_limits(const lev_config *config, const lev_memory_report *report) {
-  char a[24], b[24], c[24];
+static lev_status within_limits(const lev_memory_report *report) {
+  char text[160], a[24], b[24];
   size_t device, host;
   lev_memory_excess(report, &device, &host);
   if (device)
-    return lev_fail(LEV_ERR_BUDGET,
-                    "does not fit: %s over memory.device_memory = %s less a reserve of %s; levee plan shows every byte",
-                    lev_bytes_text(device, a), lev_bytes_text(config->memory.device_memory, b),
-                    lev_bytes_text(lev_context_reserve(config), c));
+    return lev_fail(LEV_ERR_BUDGET, "does not fit: %s; levee plan shows every byte",
+                    lev_memory_over_device(report, device, text));
   if (host)
     return lev_fail(LEV_ERR_BUDGET, "does not fit: %s over memory.host_memory = %s; levee plan shows every byte",
-                    lev_bytes_text(host, a), lev_bytes_text(report->host_limit, b));
+                    lev_bytes_text(host, a), lev_bytes_text(report->host_memory, b));
   return LEV_OK;
 }
 
@@ -168,7 +167,7 @@ static lev_status on_planned(void *ctx, const lev_run_memory *memory) {
   lev_memory_table(&one, stdout);
   lev_print_together(memory->planned, NULL, memory->ranks);
   fflush(stdout);
-  LEV_TRY(within_limits(&t->config, &report));
+  LEV_TRY(within_limits(&report));
   plan_plain(t, rank);
   return LEV_OK;
 }

@@ -402,10 +402,6 @@ lev_status lev_config_validate(const lev_config *c) {
   if (c->run.folder[0] == '\0' || c->checkpoint.folder[0] == '\0')
     return lev_fail(LEV_ERR_CONFIG, "%s is empty; it must name a folder",
                     c->run.folder[0] == '\0' ? "run.folder" : "checkpoint.folder");
-  if (c->memory.device_memory > 0 && c->memory.context_reserve != LEV_SIZE_AUTO &&
-      c->memory.context_reserve >= c->memory.device_memory)
-    return lev_fail(LEV_ERR_CONFIG, "memory.context_reserve = %zu leaves nothing of memory.device_memory = %zu",
-                    c->memory.context_reserve, c->memory.device_memory);
   if (!is_plain_path(c->checkpoint.folder))
     return lev_fail(
         LEV_ERR_CONFIG,

@@ -84,9 +84,22 @@ static json_t *growing_json(const lev_memory_report *report) {
   return list;
 }
 
-/* 0 where there is none, however that was said. */
-static json_int_t limit_bytes(size_t limit) {
-  return limit == SIZE_MAX ? 0 : (json_int_t)limit;
+static json_t *json_bytes(size_t bytes) {
+  return json_integer(bytes > INT64_MAX ? INT64_MAX : (json_int_t)bytes);
+}
+
+static json_t *limits_json(const lev_memory_report *report) {
+  size_t device, host;
+  json_t *out = json_object();
+  lev_memory_excess(report, &device, &host);
+  if (lev_is_limit(report->device_memory)) {
+    json_object_set_new(out, "device_memory_bytes", json_bytes(report->device_memory));
+    json_object_set_new(out, "reserve_bytes", json_bytes(report->device_reserve));
+  }
+  if (lev_is_limit(report->host_memory)) json_object_set_new(out, "host_memory_bytes", json_bytes(report->host_memory));
+  json_object_set_new(out, "device_excess_bytes", json_bytes(device));
+  json_object_set_new(out, "host_excess_bytes", json_bytes(host));
+  return out;
 }
 
 char *lev_memory_json(const lev_memory_report *report) {
@@ -105,14 +118,8 @@ char *lev_memory_json(const lev_memory_report *report) {
   }
   json_object_set_new(root, "per_rank", list);
   if (measured) json_object_set_new(root, "heap", heap_json(report));
-  size_t device, host;
-  if (report->device_limit || report->host_limit) {
-    lev_memory_excess(report, &device, &host);
-    json_object_set_new(root, "limits",
-                        json_pack("{s:I, s:I, s:I, s:I}", "device_bytes", limit_bytes(report->device_limit),
-                                  "host_bytes", limit_bytes(report->host_limit), "device_excess_bytes",
-                                  (json_int_t)device, "host_excess_bytes", (json_int_t)host));
-  }
+  if (lev_is_limit(report->device_memory) || lev_is_limit(report->host_memory))
+    json_object_set_new(root, "limits", limits_json(report));
   if (report->grows) json_object_set_new(root, "grows_with_tokens", growing_json(report));
   for (int i = 0; i < report->n_notes; ++i)
     json_object_set_new(root, report->notes[i].key, json_loads(report->notes[i].json, JSON_DECODE_ANY, NULL));
@@ -138,16 +145,28 @@ lev_status lev_memory_write(const lev_memory_report *report, const char *path) {
 
 /* ---- limits ---- */
 
+static size_t over(size_t bytes, size_t limit) {
+  return lev_is_limit(limit) && bytes > limit ? bytes - limit : 0;
+}
+
 size_t lev_memory_excess(const lev_memory_report *report, size_t *device, size_t *host) {
   *device = *host = 0;
   for (int i = 0; i < report->n; ++i) {
     const lev_ledger *l = report->rank[i].planned;
-    size_t d = lev_ledger_peak(l, LEV_MEM_DEVICE);
+    size_t d = lev_sat_add(lev_ledger_peak(l, LEV_MEM_DEVICE), report->device_reserve);
     size_t h = lev_sat_add(lev_ledger_peak(l, LEV_MEM_PINNED), lev_ledger_peak(l, LEV_MEM_HOST));
-    if (report->device_limit && d > report->device_limit) *device = lev_max_size(*device, d - report->device_limit);
-    if (report->host_limit && h > report->host_limit) *host = lev_max_size(*host, h - report->host_limit);
+    *device = lev_max_size(*device, over(d, report->device_memory));
+    *host = lev_max_size(*host, over(h, report->host_memory));
   }
   return lev_sat_add(*device, *host);
+}
+
+char *lev_memory_over_device(const lev_memory_report *report, size_t excess, char text[160]) {
+  char a[24], b[24], c[24];
+  snprintf(text, 160, "%s over memory.device_memory = %s%s%s", lev_bytes_text(excess, a),
+           lev_bytes_text(report->device_memory, b), report->device_reserve > 0 ? " with a reserve of " : "",
+           report->device_reserve > 0 ? lev_bytes_text(report->device_reserve, c) : "");
+  return text;
 }
 
 /* ---- tables ---- */

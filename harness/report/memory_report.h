@@ -27,8 +27,10 @@ typedef struct lev_memory_report {
   int ranks;                   /* W of the run */
   const lev_memory_rank *rank; /* the ones reported */
   int n;
-  size_t device_limit, host_limit; /* 0 = none; the host limit is for pinned and named host bytes together */
-  size_t heap_cap;                 /* of the control-plane heap; shown beside its use where measured */
+  /* Limits of a rank; 0 and SIZE_MAX = none. Of its device memory the reserve stays free; the host limit is for pinned
+   * and named host bytes together. */
+  size_t device_memory, device_reserve, host_memory;
+  size_t heap_cap; /* of the control-plane heap; shown beside its use where measured */
   /* nullable: whether a tag may grow with the tokens of a rank. Then the table marks these tags, and the JSON lists
    * them under "grows_with_tokens" */
   bool (*grows)(const void *ctx, const char *tag);
@@ -38,14 +40,20 @@ typedef struct lev_memory_report {
 } lev_memory_report;
 
 /* {"ranks": W, "per_rank": [{"rank", "device": {"planned_bytes", "peak_bytes", "peak_phase", "tags": {...}}, "pinned",
- * "host", "trace": {"events", "dropped_events"}}], ...}; no peak_bytes and no trace in a plan. Returns a string to be
- * freed with free(); NULL if memory ran out. */
+ * "host", "trace": {"events", "dropped_events"}}], ...}; no peak_bytes and no trace in a plan. "limits", where there
+ * are any: "device_memory_bytes" with "reserve_bytes", "host_memory_bytes", and by how much they are passed. Returns a
+ * string to be freed with free(); NULL if memory ran out. */
 char *lev_memory_json(const lev_memory_report *report);
 /* Writes it to PATH, by a temporary file and a rename. */
 LEV_MUST_CHECK lev_status lev_memory_write(const lev_memory_report *report, const char *path);
 
-/* Bytes planned over a limit: 0 = fits. */
+static inline bool lev_is_limit(size_t bytes) {
+  return bytes != 0 && bytes != SIZE_MAX;
+}
+/* Bytes planned over a limit, the reserve added: 0 = fits. */
 size_t lev_memory_excess(const lev_memory_report *report, size_t *device, size_t *host);
+/* "X over memory.device_memory = Y with a reserve of Z" of such an excess of device bytes; returns text. */
+char *lev_memory_over_device(const lev_memory_report *report, size_t excess, char text[160]);
 
 /* Table of bytes by class and tag, largest first, with the phase of each class's peak. */
 void lev_memory_table(const lev_memory_report *report, FILE *out);

@@ -399,7 +399,18 @@ check "train over a host limit" expect_exit 3 "$levee" train "$work/tiny.toml" -
 check "no steps" expect_exit 0 "$levee" train "$work/tiny.toml" --run.folder="$work/none" --train.steps=0 --lr_scheduler.warmup_steps=0
 check "no steps: the plan in memory.json" python3 -c "import json; r = json.load(open('$work/none/memory.json'))['per_rank']; assert len(r) == 2 and all(x['device']['planned_bytes'] > 0 and 'peak_bytes' not in x['device'] for x in r)"
 check "a heap over its cap is said" sh -c "'$levee' train '$work/tiny.toml' --run.folder='$work/heap' --train.steps=2 --memory.heap_cap=1KiB 2>&1 | grep -q 'passed memory.heap_cap'"
-check "a reserve over the limit" expect_exit 2 "$levee" plan "$work/tiny.toml" --memory.device_memory=1GiB --memory.context_reserve=2GiB
+# over_reserve WORDS...: a limit that the reserve takes: what is missing is the whole plan and the rest of the reserve.
+over_reserve() {
+  expect_exit 3 "$levee" plan "$work/tiny.toml" --memory.device_memory=512MiB "$@" &&
+    grep -q '^does not fit: 5[1-9][0-9]\.[0-9]* MiB over memory.device_memory = 512.0 MiB with a reserve of 1.000 GiB$' \
+      "$work/out" && expect_exit 3 "$levee" plan "$work/tiny.toml" --memory.device_memory=512MiB "$@" --json && json "
+p = json.load(open('$work/out'))
+planned, limits = p['per_rank'][0]['device']['planned_bytes'], p['limits']
+assert limits == {'device_memory_bytes': 1 << 29, 'reserve_bytes': 1 << 30, 'host_excess_bytes': 0,
+                  'device_excess_bytes': (1 << 29) + planned}, limits"
+}
+check "a reserve over the limit" over_reserve --memory.context_reserve=1GiB
+check "... of a GPU, when none is given" over_reserve --run.device=cuda
 check "empty settings" expect_exit 2 "$levee" plan /dev/null
 check "run folder is no folder" expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder=/dev/full
 check "output on a full disk" expect_exit 8 sh -c "'$levee' plan '$work/tiny.toml' --json > /dev/full"

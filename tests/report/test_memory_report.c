@@ -92,20 +92,40 @@ T_TEST(memory_limits) {
   lev_memory_report report = {.ranks = 1, .rank = &rank, .n = 1};
   size_t device, host;
   T_EXPECT(lev_memory_excess(&report, &device, &host) == 0);
-  report.device_limit = 5632, report.host_limit = 2048;
+  report.device_memory = 5632, report.host_memory = 2048;
   T_EXPECT(lev_memory_excess(&report, &device, &host) == 0);
-  report.device_limit = 5631;
+  report.device_memory = 5631;
   T_EXPECT(lev_memory_excess(&report, &device, &host) == 1 && device == 1 && host == 0);
-  report.host_limit = 2000;
+  report.host_memory = 2000;
   T_EXPECT(lev_memory_excess(&report, &device, &host) == 49 && host == 48);
   json_t *root = parsed(&report);
   T_EXPECT_EQ_I64(number(root, "limits/device_excess_bytes"), 1);
   T_EXPECT_EQ_I64(number(root, "limits/host_excess_bytes"), 48);
+  T_EXPECT_EQ_I64(number(root, "limits/device_memory_bytes"), 5631);
+  T_EXPECT_EQ_I64(number(root, "limits/reserve_bytes"), 0);
+  T_EXPECT_EQ_I64(number(root, "limits/host_memory_bytes"), 2000);
   json_decref(root);
-  report.device_limit = SIZE_MAX; /* "unlimited" */
+  char text[160];
+  T_EXPECT(strcmp(lev_memory_over_device(&report, 1, text), "1 B over memory.device_memory = 5.499 KiB") == 0);
+  report.device_memory = 1024, report.device_reserve = 2048; /* a reserve that takes more than there is */
+  T_EXPECT(lev_memory_excess(&report, &device, &host) == 6656 + 48 && device == 6656);
+  T_EXPECT_MSG(strcmp(lev_memory_over_device(&report, device, text),
+                      "6.500 KiB over memory.device_memory = 1.000 KiB with a reserve of 2.000 KiB") == 0,
+               "%s", text);
+  report.device_reserve = SIZE_MAX;
   root = parsed(&report);
-  T_EXPECT_EQ_I64(number(root, "limits/device_bytes"), 0);
+  T_EXPECT(number(root, "limits/reserve_bytes") == INT64_MAX && number(root, "limits/device_excess_bytes") > INT32_MAX);
+  json_decref(root);
+  report.device_memory = SIZE_MAX; /* "unlimited" */
+  root = parsed(&report);
+  T_EXPECT(!json_object_get(json_object_get(root, "limits"), "device_memory_bytes"));
+  T_EXPECT(!json_object_get(json_object_get(root, "limits"), "reserve_bytes"));
   T_EXPECT_EQ_I64(number(root, "limits/device_excess_bytes"), 0);
+  T_EXPECT_EQ_I64(number(root, "limits/host_excess_bytes"), 48);
+  json_decref(root);
+  report.host_memory = 0;
+  root = parsed(&report);
+  T_EXPECT(!json_object_get(root, "limits"));
   json_decref(root);
   lev_ledger_destroy(l);
 }
