@@ -27,6 +27,8 @@ typedef struct train {
   lev_metrics metrics;
   size_t plain[LEV_MODULES]; /* device bytes of each module's plain schedule, planned */
   int64_t first_step, last_step, saved_step;
+  int64_t skips;         /* steps skipped in this process */
+  bool skipped;          /* the newest one */
   bool validated;        /* in this process */
   double step_seconds;   /* running mean for the ETA */
   lev_status unwritten;  /* first failure to write metrics.jsonl, which ends there */
@@ -250,6 +252,11 @@ static char *duration(double seconds, char text[32]) {
   return text;
 }
 
+/* Of the sign of a NaN nothing is to be told. */
+static double shown(double x) {
+  return isnan(x) ? (double)NAN : x;
+}
+
 static void print_step(train *t, const lev_step_record *r, const lev_run_memory *memory) {
   char bytes[24], bound[24], eta[32];
   lev_memory_report report = report_of(t, memory);
@@ -263,8 +270,8 @@ static void print_step(train *t, const lev_step_record *r, const lev_run_memory 
   printf("%sstep %lld/%lld%s  loss %.4f  grad_norm %.3f%s  memory %s (%.0f%% of plan)  tps %.0f  tflops %.3f  "
          "max_vio %.2f  K %lld ",
          t->colour ? "\033[1m" : "", (long long)r->step, (long long)r->steps, t->colour ? "\033[0m" : "",
-         r->result.loss, r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", lev_bytes_text(peak, bytes),
-         planned ? 100.0 * (double)peak / (double)planned : 0, r->tokens_per_second,
+         shown(r->result.loss), shown(r->result.grad_norm), r->result.skipped ? " SKIPPED" : "",
+         lev_bytes_text(peak, bytes), planned ? 100.0 * (double)peak / (double)planned : 0, r->tokens_per_second,
          r->flops_per_token * r->tokens_per_second / 1e12, r->result.max_vio, (long long)r->result.chunks);
   if (t->config.run.peak_tflops > 0) printf(" mfu %.3f ", mfu(t, r));
   for (int m = 0; m < LEV_MODULES; ++m) {
@@ -281,7 +288,11 @@ static void on_step(void *ctx, const lev_step_record *r, const lev_run_memory *m
   train *t = ctx;
   bool first = r->step == t->first_step;
   t->step_seconds = first ? r->seconds : 0.9 * t->step_seconds + 0.1 * r->seconds;
-  t->last_step = r->step;
+  t->last_step = r->step, t->skipped = r->result.skipped;
+  if (t->skipped && t->skips++ == 0)
+    fprintf(stderr,
+            "warning: step %lld was skipped, its loss or gradients are not finite; later ones are marked SKIPPED\n",
+            (long long)r->step);
   record_step(t, r);
   if (first || r->step == r->steps || r->step % t->config.run.log_freq == 0) print_step(t, r, memory);
   if (first) write_memory(t, memory);
@@ -298,8 +309,8 @@ static void on_validation(void *ctx, const lev_validation_record *r) {
                                LEV_REAL("val_seconds", r->seconds)};
   write_metrics(t, fields, sizeof fields / sizeof *fields);
   printf("validation after step %lld: val_loss %.4f %s, %.4f nats per token over %lld tokens (%.1f s)\n",
-         (long long)r->step, r->val_loss, r->per_byte ? "nats per byte" : "nats per token", r->nll_per_token,
-         (long long)r->tokens, r->seconds);
+         (long long)r->step, shown(r->val_loss), r->per_byte ? "nats per byte" : "nats per token",
+         shown(r->nll_per_token), (long long)r->tokens, r->seconds);
   fflush(stdout);
 }
 
@@ -310,7 +321,8 @@ static void on_checkpoint(void *ctx, int64_t step, lev_status status, const char
   if (status == LEV_OK)
     printf("checkpoint of step %lld in %s/%s\n", (long long)step, t->config.run.folder, t->config.checkpoint.folder);
   else
-    fprintf(stderr, "warning: no checkpoint of step %lld (%s); training goes on\n", (long long)step, detail);
+    fprintf(stderr, "warning: no checkpoint of step %lld (%s)%s\n", (long long)step, detail,
+            step < t->config.train.steps ? "; training goes on" : "");
   fflush(stdout);
 }
 
@@ -370,6 +382,7 @@ static void stopped_row(const train *t) {
   if (t->last_step >= t->config.train.steps) return;
   printf("stopped at step %lld of %lld, %s\n", (long long)t->last_step, (long long)t->config.train.steps,
          t->saved_step == t->last_step ? "checkpoint saved: the same command goes on from there"
+         : t->skipped                  ? "which was skipped and is not saved"
          : t->unsaved != LEV_OK        ? "its checkpoint could not be written"
                                        : "no checkpoint saved");
 }
@@ -457,6 +470,10 @@ static lev_status train_in_folder(train *t) {
   lev_status st = lev_run(&t->config, &observer, &stop_asked);
   lev_metrics_close(&t->metrics);
   lev_free(t->ranks);
+  if (st == LEV_OK && t->skipped)
+    st = lev_fail(LEV_ERR_NUMERIC,
+                  "step %lld, the last one, was skipped: loss or gradients are not finite (%lld skipped in all)",
+                  (long long)t->last_step, (long long)t->skips);
   if (st == LEV_OK && t->unwritten != LEV_OK) st = lev_fail(t->unwritten, "metrics.jsonl is not whole");
   if (st == LEV_OK && t->unreported != LEV_OK) st = lev_fail(t->unreported, "memory.json could not be written");
   if (st == LEV_OK && t->unsaved != LEV_OK) st = lev_fail(t->unsaved, "the last checkpoint could not be written");

@@ -209,7 +209,7 @@ typedef struct lev_step_result {
   double loss;      /* mean NLL per valid token, over all ranks, nats */
   double balance;   /* Switch balance loss, mean over layers with experts (1 = balanced) */
   double z_loss;    /* mean squared log-sum-exp of the router logits */
-  double grad_norm; /* before clipping */
+  double grad_norm; /* before clipping; NaN where a gradient is not finite */
   int64_t valid;    /* valid tokens */
   int64_t bad_labels;
   bool skipped;         /* non-finite gradients: nothing was changed */

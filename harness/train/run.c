@@ -31,6 +31,7 @@ typedef struct rank_run {
   lev_rank *rank;
   lev_checkpoint checkpoint;
   char folder[2 * LEV_TEXT_MAX], digest[40], layout[80];
+  int64_t skips; /* newest steps that were skipped, one after the other; the same on every rank */
   lev_status status;
   char detail[DETAIL_BYTES];
 } rank_run;
@@ -169,14 +170,19 @@ static lev_status restore(rank_run *rr, int64_t *step) {
   return st;
 }
 
-/* A failed save is reported and training goes on: the earlier checkpoints are whole. */
-static lev_status save(rank_run *rr, int64_t step) {
+/* A failed save is reported and training goes on: the earlier checkpoints are whole. Nor is one replaced by the state
+ * at a skipped step, which may be of a model that has gone wrong; a single one is chance, and saved at the end. */
+static lev_status save(rank_run *rr, int64_t step, bool end) {
+  const lev_run_observer *o = rr->shared->observer;
   lev_state_piece *pieces;
   int n;
+  if (rr->skips > end) {
+    if (rr->index == 0 && o->checkpoint) o->checkpoint(o->ctx, step, LEV_ERR_NUMERIC, "it was skipped");
+    return LEV_OK;
+  }
   LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
   lev_status st = lev_checkpoint_save(&rr->checkpoint, step, pieces, n);
   lev_free(pieces);
-  const lev_run_observer *o = rr->shared->observer;
   if (rr->index == 0 && o->checkpoint) o->checkpoint(o->ctx, step, st, st == LEV_OK ? "" : lev_detail());
   return st == LEV_ERR_ABORTED || st == LEV_ERR_COMM || st == LEV_ERR_TIMEOUT ? st : LEV_OK;
 }
@@ -239,6 +245,7 @@ static lev_status one_step(rank_run *rr, int64_t step) {
   double start = now(), tokens = (double)(c->train.context * c->train.global_batch);
   LEV_TRY(
       lev_train_step(rr->rank, rr->shared->train, step, (step - 1) * c->train.global_batch, record.lr, &record.result));
+  rr->skips = record.result.skipped ? rr->skips + 1 : 0;
   record.seconds = now() - start;
   record.tokens_per_second = tokens / record.seconds;
   record.flops_per_token = flops_per_token(rr->rank);
@@ -324,7 +331,7 @@ static lev_status steps(rank_run *rr) {
     bool last = step == c->train.steps;
     if (validation_due(rr, step) && !stop) LEV_TRY(validate(rr, step, &stop));
     bool periodic = c->checkpoint.interval > 0 && step % c->checkpoint.interval == 0;
-    if (checkpoints(c) && (periodic || last || stop)) LEV_TRY(save(rr, step));
+    if (checkpoints(c) && (periodic || last || stop)) LEV_TRY(save(rr, step, last || stop));
   }
   LEV_TRY(count_gpu(rr));
   return first <= c->train.steps ? write_trace(rr) : LEV_OK; /* no step: the earlier run's trace stays */

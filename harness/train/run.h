@@ -70,7 +70,8 @@ typedef struct lev_run_observer {
   bool (*validated)(void *ctx, int64_t step);
   void (*step)(void *ctx, const lev_step_record *record, const lev_run_memory *memory);
   void (*validation)(void *ctx, const lev_validation_record *record);
-  void (*checkpoint)(void *ctx, int64_t step, lev_status status, const char *detail); /* saved, or why not */
+  /* Saved, or why not; LEV_ERR_NUMERIC: the step was skipped, and the checkpoints before it stay the newest. */
+  void (*checkpoint)(void *ctx, int64_t step, lev_status status, const char *detail);
   /* The profiled step of a rank, on that rank's thread, one rank after another. A failure ends the run. */
   lev_status (*profiled)(void *ctx, int rank, int64_t step, const lev_profile *profile);
   void (*finished)(void *ctx, const lev_run_memory *memory);

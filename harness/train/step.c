@@ -239,7 +239,7 @@ lev_status lev_step_gradients(lev_rank *rank, lev_loader *loader, int64_t first_
   const double *sums = rank->sums_pinned;
   out->loss = out->valid > 0 ? sums[LEV_SUM_NLL] / (double)out->valid : 0;
   out->bad_labels = (int64_t)sums[LEV_SUM_BAD];
-  out->grad_norm = sqrt(sums[LEV_SUM_NORM]);
+  out->grad_norm = sums[LEV_SUM_NONFINITE] > 0 ? NAN : sqrt(sums[LEV_SUM_NORM]); /* the sum is of finite ones */
   out->skipped = sums[LEV_SUM_NONFINITE] > 0 || !isfinite(sums[LEV_SUM_NORM]) || !isfinite(out->loss);
   router_result(rank, out);
   return LEV_OK;

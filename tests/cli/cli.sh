@@ -330,6 +330,28 @@ stopped_unsaved() {
 }
 check "a stopped run without checkpoints says so" stopped_unsaved
 check "a run to its end was not stopped" sh -c "! grep -q '^stopped' '$work/train.log'"
+# A model that goes wrong after step 4: its checkpoints from before stay, although saves are due at each step.
+kept() { # the steps of a folder's checkpoints
+  ls "$1/checkpoints" | sed 's/step-0*//' | tr '\n' ' '
+}
+diverged() {
+  tame() { "$levee" train "$work/tiny.toml" --optimizer.name=adamw --train.max_norm=0 --lr_scheduler.decay=none \
+    --run.folder="$@" > "$work/log1" 2> "$work/err"; }
+  tame "$work/wild" --train.steps=4 && cp -r "$work/wild" "$work/chance" || return 1
+  tame "$work/wild" --optimizer.lr=1e6 --checkpoint.interval=1
+  [ $? = 15 ] || return 1
+  first=$(sed -n 's/^step \([0-9]*\).* SKIPPED .*/\1/p' "$work/log1" | head -n 1)
+  [ "$first" -ge 6 ] && [ "$first" -lt 12 ] && [ "$(kept "$work/wild")" = "$((first - 2)) $((first - 1)) " ] &&
+    [ "$(grep -c '^warning: step .* was skipped' "$work/err")" = 1 ] && grep -q "^warning: step $first was skipped" "$work/err" &&
+    [ "$(grep -c '^warning: no checkpoint of step .*skipped' "$work/err")" = $((13 - first)) ] &&
+    grep -q "grad_norm nan SKIPPED" "$work/log1" && ! grep -q -e -nan "$work/log1" &&
+    grep -q "\"step\": $first, .*\"grad_norm\": null" "$work/wild/metrics.jsonl" || return 1
+  # a single skipped step may be chance: at the end the state before it is not thrown away
+  tame "$work/chance" --optimizer.lr=1e6 --checkpoint.interval=0 --train.steps="$first"
+  [ $? = 15 ] && [ "$(kept "$work/chance")" = "4 $first " ]
+}
+check "a model that has gone wrong replaces no checkpoint, exit code 15" diverged
+
 # A validation that a stop cut off is made up for; the run ends with the metrics of the uninterrupted one.
 stopped_in_validation() {
   "$levee" train "$work/tiny.toml" --run.folder="$1" --data.valid="$work/t.train" > "$work/log1" 2>&1 || return 1
