@@ -5,6 +5,7 @@
 
 #include "harness/checkpoint/export.h"
 #include "harness/cli/verbs.h"
+#include "harness/cli/words.h"
 
 static const char help[] =
     "levee export CHECKPOINT FOLDER [--dtype bf16|f32|f64]: the weights as safetensors with Hugging Face's names\n"
@@ -14,22 +15,20 @@ static const char help[] =
     "config.json and the tokenizer are not written: copy those of the model that the run began with.\n";
 
 static lev_status parse(int argc, char **argv, const char *words[2], lev_dtype *dtype) {
+  const char *type = "bf16";
+  const lev_cli_option options[] = {{"--dtype", .value = &type}};
   int n = 0;
-  *dtype = LEV_BF16;
   for (int i = 0; i < argc; ++i) {
-    const char *value = NULL;
-    if (strncmp(argv[i], "--dtype=", 8) == 0) value = argv[i] + 8;
-    if (strcmp(argv[i], "--dtype") == 0 && i + 1 < argc) value = argv[++i];
-    if (value) {
-      *dtype = lev_dtype_find(value);
-      if (*dtype != LEV_BF16 && *dtype != LEV_F32 && *dtype != LEV_F64)
-        return lev_fail(LEV_ERR_ARG, "--dtype \"%.40s\" is none of bf16, f32, f64", value);
-    } else if (!argv[i] || argv[i][0] == '-' || n == 2) {
+    bool known;
+    LEV_TRY(lev_cli_take(options, 1, argc, argv, &i, &known));
+    if (known) continue;
+    if (argv[i][0] == '-' || n == 2)
       return lev_fail(LEV_ERR_ARG, "unexpected argument \"%.100s\"; see levee export --help", argv[i]);
-    } else {
-      words[n++] = argv[i];
-    }
+    words[n++] = argv[i];
   }
+  *dtype = lev_dtype_find(type);
+  if (*dtype != LEV_BF16 && *dtype != LEV_F32 && *dtype != LEV_F64)
+    return lev_fail(LEV_ERR_ARG, "--dtype \"%.40s\" is none of bf16, f32, f64", type);
   return n == 2 ? LEV_OK : lev_fail(LEV_ERR_ARG, "expected a checkpoint and a new folder; see levee export --help");
 }
 
