@@ -311,7 +311,7 @@ static void print_auto(const lev_auto_result *result) {
                     : result->host_excess > 0 ? "memory.device_memory and memory.host_memory are too small"
                                               : "memory.device_memory is too small";
   if (result->fits)
-    puts("chosen settings:");
+    puts(result->n_words > 0 ? "chosen settings:" : "chosen settings: as given");
   else
     printf("no choice fits: %s; more parallel.ranks or a shorter train.context take less. The least caps:\n", why);
   for (int i = 0; i < result->n_words; ++i) printf("  %s\n", result->word[i].text);

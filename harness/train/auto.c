@@ -47,6 +47,7 @@ typedef struct over {
 
 typedef struct search {
   lev_config *c;
+  const lev_config *given;         /* before the search */
   const lev_ceilings *rates;       /* NULL = unknown */
   size_t device_limit, host_limit; /* SIZE_MAX = none */
   int active[LEV_RANKS_MAX];       /* ranks that are planned in each probe */
@@ -639,18 +640,38 @@ static lev_status most_over(const search *s, lev_auto_result *out, int *rank, in
   return LEV_OK;
 }
 
+/* Where the search finds nothing: what was given may fit yet, with caps below the least of the search. Otherwise the
+ * least caps stay, and what they take over the limits. */
+static lev_status keep_given(search *s, lev_auto_result *out) {
+  const lev_config least = *s->c;
+  int64_t bytes;
+  int rank;
+  *s->c = *s->given;
+  lev_status st = most_over(s, out, &rank, &bytes);
+  out->fits = st == LEV_OK && bytes <= 0;
+  if (out->fits) {
+    out->host_binds = false;
+    memset(s->step, 0, sizeof s->step);
+    return LEV_OK;
+  }
+  *s->c = least;
+  return st == LEV_OK || st == LEV_ERR_BUDGET ? most_over(s, out, &rank, &bytes) : st;
+}
+
 /* The caps of the chosen mode for the active ranks; then all ranks are planned. If one is over a limit it joins the
  * active ones, and the caps are searched again. */
 static lev_status settle(search *s, int64_t given_context, lev_auto_result *out, bool *again) {
   int64_t bytes;
   int rank = 0;
+  *again = false;
   LEV_TRY(choose_mode(s, given_context, &out->fits, &out->host_binds));
-  if (out->fits && s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
-  if (out->fits) LEV_TRY(raise_all(s, false));
-  if (out->fits) LEV_TRY(refill(s));
-  if (out->fits) LEV_TRY(keep_after_all(s));
+  if (!out->fits) return keep_given(s, out);
+  if (s->n_active == 0) LEV_TRY(most_over(s, out, &s->active[s->n_active++], &bytes));
+  LEV_TRY(raise_all(s, false));
+  LEV_TRY(refill(s));
+  LEV_TRY(keep_after_all(s));
   LEV_TRY(most_over(s, out, &rank, &bytes));
-  *again = out->fits && bytes > 0;
+  *again = bytes > 0;
   if (!*again) return LEV_OK;
   for (int i = 0; i < s->n_active; ++i)
     if (s->active[i] == rank) return lev_fail(LEV_ERR_INTERNAL, "rank %d was planned and does not fit", rank);
@@ -681,7 +702,8 @@ static void list_words(const search *s, const lev_config *before, lev_auto_resul
 lev_status lev_auto_plan(lev_config *config, const lev_ceilings *rates, lev_auto_result *out) {
   const lev_config before = *config;
   const size_t device = lev_device_limit(config);
-  search s = {.c = config, .rates = rates, .device_limit = SIZE_MAX, .host_limit = SIZE_MAX, .n_active = 0};
+  search s = {
+      .c = config, .given = &before, .rates = rates, .device_limit = SIZE_MAX, .host_limit = SIZE_MAX, .n_active = 0};
   bool again = true;
   memset(out, 0, sizeof *out);
   if (device == 0 && config->memory.host_memory == 0)

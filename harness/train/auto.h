@@ -7,7 +7,8 @@
  * function of the configuration alone.
  *
  * A cap that memory does not bind (its largest useful value fits) is left to the module's own choice. Of each cap that
- * was chosen, one step more no longer fits.
+ * was chosen, one step more no longer fits. Where nothing that the search tries fits, settings that fit as they were
+ * given stay.
  *
  * The vocabulary projection goes in one pass (memory.rdtp_one_pass) where blocks of 4,096 tokens fit and the estimate
  * of a step (estimate.h) is better for it: less time at given rates; without rates, no more of any cost, which leaves
@@ -28,7 +29,7 @@ typedef struct lev_auto_word {
 } lev_auto_word;
 
 typedef struct lev_auto_result {
-  bool fits;                         /* false: not even with the least caps, which the configuration then holds */
+  bool fits;                         /* false: neither as given nor with the least caps, which are then set */
   size_t device_excess, host_excess; /* of those, over the limits */
   bool host_binds;                   /* where nothing fits: with more host memory alone something would */
   lev_auto_word word[LEV_AUTO_WORDS];

@@ -252,6 +252,29 @@ T_TEST(auto_reports_what_is_missing) {
   T_EXPECT(!result.fits && result.device_excess == 0 && result.host_excess > 0 && result.host_binds);
 }
 
+/* Caps far below those that the search begins with: what fits as given is not refused. */
+T_TEST(auto_keeps_what_fits_as_given) {
+  lev_world_plan world;
+  plan_small(&config, 1);
+  config.optimizer.name = LEV_OPTIMIZER_ADAMW;
+  plan_set(&config, "memory.oadamw_bucket", "100");
+  plan_set(&config, "memory.attention_block_q", "1");
+  plan_set(&config, "memory.attention_block_k", "1");
+  T_REQUIRE_OK(lev_plan_world(&config, &world));
+  size_t device = lev_ledger_peak(world.plan[world.largest].ledger, LEV_MEM_DEVICE);
+  lev_world_plan_free(&world);
+  config.memory.device_memory = device;
+  picked = config;
+  T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
+  T_EXPECT(result.fits && result.device_excess == 0 && result.n_words == 0 && !result.host_binds);
+  T_EXPECT(memcmp(&picked, &config, sizeof config) == 0);
+  config.memory.device_memory = device - 1;
+  picked = config;
+  T_EXPECT_OK(lev_auto_plan(&picked, rates, &result));
+  T_EXPECT(!result.fits && result.device_excess > 0 && result.n_words > 0);
+  T_EXPECT_EQ_I64(over_limits(&picked), result.device_excess); /* of the least caps, which it holds */
+}
+
 /* The limit that binds is not always the one that is passed: layer inputs that the host has no room for stay on the
  * device. */
 T_TEST(auto_says_which_limit_binds) {
