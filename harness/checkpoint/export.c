@@ -183,9 +183,7 @@ static lev_status write_files(const export *e, const char *dir, size_t file_byte
 
 static lev_status write_model(const export *e, const char *to, size_t file_bytes, int *files) {
   char temporary[PATH_BYTES];
-  snprintf(temporary, sizeof temporary, "%.900s.tmp", to);
-  LEV_TRY(lev_remove_dir(temporary, e->fault));
-  LEV_TRY(lev_make_dir(temporary, e->fault));
+  LEV_TRY(lev_make_temporary_dir(to, temporary, sizeof temporary, e->fault));
   lev_status st = write_files(e, temporary, file_bytes, files);
   if (st == LEV_OK) st = lev_rename(temporary, to, e->fault);
   if (st == LEV_OK) return LEV_OK;
@@ -194,13 +192,17 @@ static lev_status write_model(const export *e, const char *to, size_t file_bytes
   return st;
 }
 
-lev_status lev_checkpoint_export(const char *from, const char *to, lev_dtype dtype, size_t file_bytes, lev_fault *fault,
-                                 lev_exported *out) {
-  char dir[PATH_BYTES];
+lev_status lev_checkpoint_export(const char *from, const char *folder, lev_dtype dtype, size_t file_bytes,
+                                 lev_fault *fault, lev_exported *out) {
+  char dir[PATH_BYTES], to[PATH_BYTES];
   int files;
   export e = {.dtype = dtype, .fault = fault};
   *out = (lev_exported){0};
-  if (strlen(to) > 900) return lev_fail(LEV_ERR_ARG, "%.60s...: the path is too long", to);
+  size_t length = strlen(folder);
+  while (length > 0 && folder[length - 1] == '/') --length;
+  if (length == 0 || length > 900)
+    return lev_fail(LEV_ERR_ARG, "\"%.60s\" names no new folder, or its path is too long", folder);
+  snprintf(to, sizeof to, "%.*s", (int)length, folder);
   if (access(to, F_OK) == 0) return lev_fail(LEV_ERR_ARG, "%s exists; name a new folder", to);
   LEV_TRY(lev_checkpoint_find(from, dir, sizeof dir, &files));
   lev_status st = open_shards(&e, dir, files);

@@ -14,12 +14,12 @@ typedef struct lev_exported {
   int files;
 } lev_exported;
 
-/* Writes the masters of the checkpoint `from` (step-N, or the newest in a folder of such) into the new folder `to`:
+/* Writes the masters of the checkpoint `from` (step-N, or the newest in a folder of such) into the new `folder`:
  * model.safetensors, or model-00001-of-0000n.safetensors of at most `file_bytes` each and their index, rounded once to
- * `dtype` (f64, f32, bf16; selection biases stay as they are). `to` appears when it is whole; config.json and the
- * tokenizer are not written. Errors: LEV_ERR_ARG (`to` exists), those of lev_checkpoint_find, LEV_ERR_FORMAT (rows of a
- * tensor are missing), LEV_ERR_IO, LEV_ERR_NOMEM. */
-LEV_MUST_CHECK lev_status lev_checkpoint_export(const char *from, const char *to, lev_dtype dtype, size_t file_bytes,
-                                                lev_fault *fault, lev_exported *out);
+ * `dtype` (f64, f32, bf16; selection biases stay as they are). `folder` appears when it is whole; config.json and the
+ * tokenizer are not written. Errors: LEV_ERR_ARG (`folder` exists), those of lev_checkpoint_find, LEV_ERR_FORMAT (rows
+ * of a tensor are missing), LEV_ERR_IO, LEV_ERR_NOMEM. */
+LEV_MUST_CHECK lev_status lev_checkpoint_export(const char *from, const char *folder, lev_dtype dtype,
+                                                size_t file_bytes, lev_fault *fault, lev_exported *out);
 
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -100,6 +101,20 @@ lev_status lev_make_dir(const char *path, lev_fault *fault) {
     if (end) return LEV_OK;
     *p = '/';
   }
+}
+
+lev_status lev_make_temporary_dir(const char *path, char *out, size_t size, lev_fault *fault) {
+  const char *name = strrchr(path, '/');
+  if ((size_t)snprintf(out, size, "%s.tmp.XXXXXX", path) >= size)
+    return lev_fail(LEV_ERR_ARG, "path of %zu bytes is too long", strlen(path));
+  if (name && name > path) {
+    out[name - path] = '\0';
+    LEV_TRY(lev_make_dir(out, fault));
+    out[name - path] = '/';
+  }
+  if (injected(fault, "create directory", out)) return LEV_ERR_IO;
+  if (!mkdtemp(out)) return failed("create directory", out, errno);
+  return chmod(out, 0755) == 0 ? LEV_OK : failed("change the mode of", out, errno);
 }
 
 lev_status lev_rename(const char *from, const char *to, lev_fault *fault) {

@@ -29,6 +29,8 @@ void lev_file_discard(lev_file *file);
 
 LEV_MUST_CHECK lev_status lev_make_dir(const char *path, lev_fault *fault); /* with parents; existing is fine */
 LEV_MUST_CHECK lev_status lev_rename(const char *from, const char *to, lev_fault *fault);
+/* Makes a new directory "PATH.tmp.XXXXXX" beside `path` (with parents), which nobody else has; `out` gets its name. */
+LEV_MUST_CHECK lev_status lev_make_temporary_dir(const char *path, char *out, size_t size, lev_fault *fault);
 /* Renames a directory; one that is there is exchanged for it at once, where the file system can, and removed. */
 LEV_MUST_CHECK lev_status lev_replace_dir(const char *from, const char *to, lev_fault *fault);
 LEV_MUST_CHECK lev_status lev_sync_dir(const char *path, lev_fault *fault);

@@ -159,15 +159,15 @@ static lev_status restore(rank_run *rr, int64_t *step) {
                                     .keep = c->checkpoint.keep_latest_k};
   LEV_TRY(lev_rank_init_weights(rr->rank));
   bool resume = checkpoints(c) && c->checkpoint.resume, initial = c->checkpoint.initial_load_path[0] != '\0';
-  if (checkpoints(c) && !resume) LEV_TRY(lev_checkpoint_set_aside(&rr->checkpoint));
-  if (!resume && !initial) return LEV_OK;
+  bool over = checkpoints(c) && !resume; /* what there was is moved once nothing can refuse the start any more */
+  if (!resume && !initial) return over ? lev_checkpoint_set_aside(&rr->checkpoint) : LEV_OK;
   LEV_TRY(lev_state_pieces(rr->rank, &pieces, &n));
   lev_status st = resume ? lev_checkpoint_load(&rr->checkpoint, step, pieces, n) : LEV_OK;
   initial &= *step == 0;
   if (st == LEV_OK && initial) st = lev_initial_weights(c->checkpoint.initial_load_path, rr->world, NULL, pieces, n);
   lev_free(pieces);
   if (st == LEV_OK && (*step > 0 || initial)) st = lev_state_publish(rr->rank);
-  return st;
+  return st == LEV_OK && over ? lev_checkpoint_set_aside(&rr->checkpoint) : st;
 }
 
 /* A failed save is reported and training goes on: the earlier checkpoints are whole. Nor is one replaced by the state

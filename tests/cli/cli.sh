@@ -491,6 +491,15 @@ weights_out_and_in() {
       --checkpoint.initial_load_path="$work/exported"
 }
 check "weights out, and into a run of another context and layout" weights_out_and_in
+refused_start_moves_nothing() {
+  cp -r "$work/w" "$work/w4" &&
+    expect_exit 8 "$levee" train "$work/tiny.toml" --run.folder="$work/w4" --checkpoint.resume=false \
+      --checkpoint.initial_load_path="$work/nowhere" && [ -d "$work/w4/checkpoints" ] && ! [ -e "$work/w4/checkpoints.1" ] &&
+    expect_exit 0 "$levee" train "$work/tiny.toml" --run.folder="$work/w4" --checkpoint.resume=false --train.steps=1 \
+      --lr_scheduler.warmup_steps=0 --checkpoint.initial_load_path="$(ls -d "$work"/w4/checkpoints/step-*)" &&
+    [ -d "$work/w4/checkpoints.1" ]
+}
+check "starting over from weights that are not there moves nothing; from the run's own they are read first" refused_start_moves_nothing
 over_and_over() { # the metrics of a run outlive a plan, a profile and a start over in its folder
   "$levee" train "$work/tiny.toml" --run.folder="$work/a" --checkpoint.enable=false --train.steps=0 --lr_scheduler.warmup_steps=0 || return 1
   cp "$work/a/metrics.jsonl" "$work/first.jsonl" && [ -s "$work/first.jsonl" ] && ! [ -e "$work/a/metrics.jsonl.1" ] || return 1
